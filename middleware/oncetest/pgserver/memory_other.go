@@ -1,0 +1,5 @@
+//go:build !linux
+
+package pgserver
+
+func roomyMemory(string) bool { return false }
