@@ -100,6 +100,13 @@ func (a *Attempt) End() (queued []Statement, rows []Row) {
 	return a.queued, a.rows
 }
 
+// Ended tells whether End has been called.
+func (a *Attempt) Ended() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ended
+}
+
 // Hand remembers the *sql.Tx that the handler was given.
 func (a *Attempt) Hand(tx *sql.Tx) {
 	a.mu.Lock()

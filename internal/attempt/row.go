@@ -7,7 +7,7 @@ type Row struct {
 	Topic    string
 	Key      string
 	Payload  []byte
-	Metadata []byte // a JSON object of strings
+	Metadata string // a JSON object of strings
 
 	// Lock is the id of the advisory lock that keeps the rows of one key in commit order; nil: the key is
 	// the message's own UUID, and nothing needs to be kept in order.

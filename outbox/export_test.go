@@ -1,0 +1,4 @@
+package outbox
+
+// FetchSQL is the relay's query.
+func FetchSQL(topic string) string { return fetchSQL(tableOf(topic)) }

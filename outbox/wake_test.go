@@ -1,0 +1,39 @@
+package outbox
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestWakeSignalsCoalesce(t *testing.T) {
+	t.Parallel()
+	var w wake
+	w.signal() // nobody listens
+	first, stopFirst := w.listen()
+	second, stopSecond := w.listen()
+	defer stopSecond()
+	require.Empty(t, first)
+	w.signal()
+	w.signal()
+	require.Len(t, first, 1)
+	require.Len(t, second, 1)
+	<-first
+	stopFirst()
+	w.signal()
+	require.Empty(t, first)
+	require.Len(t, second, 1)
+}
+
+func TestBackoffIsBounded(t *testing.T) {
+	t.Parallel()
+	b := backoff{first: 100 * time.Millisecond}
+	require.LessOrEqual(t, b.next(), 100*time.Millisecond)
+	for range 100 {
+		require.LessOrEqual(t, b.next(), longestBackoff)
+	}
+	require.GreaterOrEqual(t, b.next(), longestBackoff*3/4)
+	b.reset()
+	require.LessOrEqual(t, b.next(), 100*time.Millisecond)
+}
