@@ -1,0 +1,166 @@
+package middleware
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"net"
+	"strings"
+
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/watermill-once/watermill-once/dedupe"
+	"github.com/watermill-once/watermill-once/ordering"
+)
+
+var (
+	// ErrTxAborted: the handler returned nil, but one of its statements had failed and PostgreSQL will not commit
+	// the transaction. Everything was rolled back. The handler lost an error somewhere.
+	ErrTxAborted = errors.New("the transaction is aborted: the handler returned nil after a failed statement")
+
+	// ErrTxEnded: the handler ended the transaction itself, by COMMIT or ROLLBACK in raw SQL. What it did up to there
+	// may be committed, with the claim; the messages it produced are lost. Permanent, for the poison queue: a person
+	// has to look at it.
+	ErrTxEnded = errors.New("the handler ended the transaction itself")
+
+	// ErrTxManaged is returned by Commit and Rollback on the handler's transaction, which goes on: it commits when
+	// the handler returns nil and is rolled back when it returns an error.
+	ErrTxManaged = errors.New("the transaction is committed or rolled back by the middleware")
+
+	// ErrCommitUnknown: the connection was lost after COMMIT had been sent and before its answer came. The event is
+	// either applied or not; the redelivery finds out by its claim.
+	ErrCommitUnknown = errors.New("the outcome of the COMMIT is unknown")
+
+	// ErrNoOutbox: the handler produced messages, and Config.Outbox is nil. Permanent, but no fault of the message:
+	// ShouldPoison is false for it.
+	ErrNoOutbox = errors.New("the handler produced messages, and no outbox is configured")
+
+	// ErrNoTopic: the handler returned messages, and its handler in the Router has no topic to publish to.
+	ErrNoTopic = errors.New("the handler returned messages, and has no topic to publish them to")
+
+	// ErrNoConsumer: Config.Consumer is empty and the message did not come through a Router, which names its handlers.
+	ErrNoConsumer = errors.New("no consumer: set Config.Consumer or run in a Router")
+)
+
+// Permanent marks an error as one that a retry will not mend. Permanent(nil) is nil.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &permanentError{err}
+}
+
+type permanentError struct{ err error }
+
+func (e *permanentError) Error() string { return e.err.Error() }
+func (e *permanentError) Unwrap() error { return e.err }
+
+// IsPermanent tells whether handling the message again would fail again: what Permanent has marked, a bad event id or
+// position, and the faults of code and configuration among this package's errors.
+func IsPermanent(err error) bool {
+	var marked *permanentError
+	if errors.As(err, &marked) {
+		return true
+	}
+	for _, permanent := range []error{
+		dedupe.ErrInvalidKey, ordering.ErrInvalidPosition, ErrTxEnded, ErrNoOutbox, ErrNoTopic, ErrNoConsumer,
+	} {
+		if errors.Is(err, permanent) {
+			return true
+		}
+	}
+	return false
+}
+
+// ShouldRetry is made for the ShouldRetry field of Watermill's Retry: it ends the retries of a permanent error.
+func ShouldRetry(params wmiddleware.RetryParams) bool { return !IsPermanent(params.Err) }
+
+// ShouldPoison is made for Watermill's PoisonQueueWithFilter: it tells whether the message is to blame for err. It is
+// false for all that failed before the handler ran (but for a bad event id or position), for ended contexts, lost
+// connections, an unknown COMMIT, faults of configuration, and for the SQLSTATEs of a server that is down, full, read-only,
+// contended or refuses the login: an outage must not empty the topic into the poison queue. An error that is neither goes
+// there, so give Retry a place inside, and mark by Permanent what it need not try.
+func ShouldPoison(err error) bool {
+	if err == nil {
+		return false
+	}
+	for _, never := range []error{
+		ErrNoOutbox, ErrNoTopic, ErrNoConsumer, ErrCommitUnknown,
+		context.Canceled, context.DeadlineExceeded,
+		driver.ErrBadConn, sql.ErrConnDone, net.ErrClosed,
+	} {
+		if errors.Is(err, never) {
+			return false
+		}
+	}
+	var (
+		blameless  *blamelessError
+		connecting *pgconn.ConnectError
+		network    *net.OpError
+	)
+	if errors.As(err, &blameless) || errors.As(err, &connecting) || errors.As(err, &network) {
+		return false
+	}
+	return !outage(sqlState(err))
+}
+
+// blamelessError marks what the message cannot be blamed for, where the error alone does not show it: "unexpected EOF"
+// is a lost connection as well as a payload cut short.
+type blamelessError struct{ err error }
+
+func (e *blamelessError) Error() string { return e.err.Error() }
+func (e *blamelessError) Unwrap() error { return e.err }
+
+func blameless(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &blamelessError{err}
+}
+
+// outage tells whether a SQLSTATE speaks of the server's state and not of the statement.
+func outage(state string) bool {
+	switch state {
+	case "25006", // read_only_sql_transaction: a standby, after a failover
+		"3D000", // invalid_catalog_name: the database is not there
+		"42501", // insufficient_privilege
+		"55P03": // lock_not_available: lock_timeout
+		return true
+	}
+	for _, class := range []string{
+		"08",  // connection
+		"28",  // login
+		"40",  // serialization, deadlock
+		"53",  // out of resources
+		"57P", // shutdown, crash, still starting
+		"58",  // system error
+	} {
+		if strings.HasPrefix(state, class) {
+			return true
+		}
+	}
+	return false
+}
+
+// conflict tells whether an attempt lost to a concurrent one and can win when it is run again.
+func conflict(err error) bool {
+	state := sqlState(err)
+	return state == "40001" || state == "40P01"
+}
+
+// sqlState finds the SQLSTATE in an error of any driver; "": none.
+func sqlState(err error) string {
+	var coded interface{ SQLState() string }
+	if errors.As(err, &coded) {
+		return coded.SQLState()
+	}
+	return ""
+}
+
+// integrity tells whether err speaks of the data: a bad value, a violated constraint.
+func integrity(err error) bool {
+	state := sqlState(err)
+	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23")
+}

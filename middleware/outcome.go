@@ -1,0 +1,42 @@
+package middleware
+
+import "time"
+
+// Kind is how a delivery ended.
+type Kind int
+
+const (
+	// Failed: rolled back; the error went to the Router. Also an unknown COMMIT, and a bad event id or position.
+	Failed Kind = iota
+	// Fresh: the handler ran, and its work is committed.
+	Fresh
+	// Duplicate: this consumer has handled the event before. Acked, nothing done.
+	Duplicate
+	// Stale: the entity has newer state than the event's. Acked, claimed, the handler not called.
+	Stale
+)
+
+func (k Kind) String() string {
+	switch k {
+	case Failed:
+		return "failed"
+	case Fresh:
+		return "fresh"
+	case Duplicate:
+		return "duplicate"
+	case Stale:
+		return "stale"
+	default:
+		return "unknown"
+	}
+}
+
+// Outcome tells of one delivery after it has ended, all attempts of ours included.
+type Outcome struct {
+	Kind     Kind
+	Consumer string
+	EventID  string        // "" where the message had no valid one
+	Attempts int           // transactions begun; 0 for a duplicate found in the cache and for a bad event id or position
+	Duration time.Duration // from the middleware's first step to its last
+	Err      error         // nil unless Kind is Failed
+}

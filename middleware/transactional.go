@@ -1,0 +1,294 @@
+package middleware
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/watermill-once/watermill-once/dedupe"
+	"github.com/watermill-once/watermill-once/internal/attempt"
+	"github.com/watermill-once/watermill-once/internal/keycache"
+	"github.com/watermill-once/watermill-once/internal/keytext"
+	"github.com/watermill-once/watermill-once/ordering"
+)
+
+// Transactional makes a Router middleware that runs each handler in one transaction with the claim of the event, the version
+// guard of its entity, and the outbox rows of what it produces. Faults of the config are reported all at once.
+//
+// Add it last, innermost: PoisonQueue, Retry and Recoverer belong outside. Nothing must stand between it and the
+// handler that turns errors into nil, and the handler must not ack its message by itself.
+func Transactional(db DB, config Config) (message.HandlerMiddleware, error) {
+	var faults []error
+	if db == nil {
+		faults = append(faults, errors.New("db is nil"))
+	} else if err := db.validate(); err != nil {
+		faults = append(faults, err)
+	}
+	faults = append(faults, config.Validate())
+	if err := errors.Join(faults...); err != nil {
+		return nil, fmt.Errorf("middleware: %w", err)
+	}
+	config.setDefaults()
+	t := &transactional{
+		db:          db,
+		config:      config,
+		lockTimeout: setLockTimeout(config.LockTimeout),
+		claim:       config.Dedupe.ClaimSQL(),
+		guard:       config.Ordering.GuardSQL(),
+		cache:       keycache.New(config.Dedupe.Cache, config.Dedupe.CacheTTL),
+	}
+	return func(h message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			return nil, t.deliver(h, msg)
+		}
+	}, nil
+}
+
+type transactional struct {
+	db           DB
+	config       Config
+	lockTimeout  attempt.Statement
+	claim, guard string
+	cache        *keycache.Cache // nil: off
+}
+
+func setLockTimeout(d time.Duration) attempt.Statement {
+	return attempt.Statement{SQL: fmt.Sprintf("set local lock_timeout = %d", max(1, d.Milliseconds()))}
+}
+
+// errPanicked stands in the Outcome of a handler that panicked; the panic itself goes on up.
+var errPanicked = errors.New("the handler panicked")
+
+// deliver handles one delivery, in as many attempts as it takes.
+func (t *transactional) deliver(h message.HandlerFunc, msg *message.Message) (err error) {
+	ctx, start := msg.Context(), time.Now()
+	outcome := Outcome{Kind: Failed, Err: errPanicked}
+	defer func() {
+		msg.SetContext(ctx)
+		if t.config.OnOutcome != nil {
+			outcome.Duration = time.Since(start)
+			t.config.OnOutcome(ctx, outcome)
+		}
+	}()
+
+	d, err := t.identify(ctx, msg)
+	outcome.Consumer, outcome.EventID = d.consumer, d.eventID
+	if err != nil {
+		outcome.Err = err
+		return err
+	}
+	if d.claimed && t.cache.Has(d.consumer, d.eventID) {
+		outcome.Kind, outcome.Err = Duplicate, nil
+		return nil
+	}
+	for {
+		outcome.Attempts++
+		var kind Kind
+		err = t.db.use(ctx, func(s session) (err error) {
+			kind, err = t.attempt(ctx, s, h, msg, d)
+			return err
+		})
+		if err == nil {
+			outcome.Kind, outcome.Err = kind, nil
+			if d.claimed {
+				t.cache.Add(d.consumer, d.eventID)
+			}
+			return nil
+		}
+		if outcome.Attempts >= t.config.MaxAttempts || !again(err) || !pause(ctx, outcome.Attempts) {
+			outcome.Err = err
+			return err
+		}
+	}
+}
+
+// again tells whether to run the attempt once more: it lost to a concurrent one, and nothing of it is committed.
+func again(err error) bool {
+	return conflict(err) && !IsPermanent(err) && !errors.Is(err, ErrCommitUnknown)
+}
+
+// pause lets rivals part: up to 10 ms after the first attempt, twice as long after each further one. False: the context
+// has ended.
+func pause(ctx context.Context, attempts int) bool {
+	bound := 10 * time.Millisecond << min(attempts-1, 6)
+	timer := time.NewTimer(rand.N(bound))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// delivery is what is known of a message before anything is begun. It is found once, since handlers change messages.
+type delivery struct {
+	consumer, eventID string
+	claimed, guarded  bool
+	statements        []attempt.Statement // lock_timeout, claim, guard; the latter two as far as configured
+	headers           map[string]string
+}
+
+func (t *transactional) identify(ctx context.Context, msg *message.Message) (delivery, error) {
+	d := delivery{consumer: t.config.Consumer, headers: attempt.Headers(msg.Metadata)}
+	if d.consumer == "" {
+		d.consumer = message.HandlerNameFromCtx(ctx)
+	}
+	if err := keytext.Check(d.consumer); err != nil {
+		return d, fmt.Errorf("middleware: %w: the handler's name %w", ErrNoConsumer, err)
+	}
+
+	eventID, err := t.config.Dedupe.EventID(msg)
+	switch {
+	case err == nil:
+		d.eventID = eventID
+	case t.config.Dedupe.Disabled && errors.Is(err, dedupe.ErrMissingKey): // nothing depends on it
+	default:
+		return d, unidentified(err, dedupe.ErrInvalidKey)
+	}
+	d.statements = append(make([]attempt.Statement, 0, 3), t.lockTimeout)
+	if !t.config.Dedupe.Disabled {
+		d.claimed = true
+		d.statements = append(d.statements, attempt.Statement{SQL: t.claim, Args: []any{d.consumer, d.eventID}})
+	}
+
+	if t.config.Ordering.Position != nil {
+		p, err := t.config.Ordering.PositionOf(msg)
+		if err != nil {
+			return d, unidentified(err, ordering.ErrInvalidPosition)
+		}
+		d.guarded = true
+		d.statements = append(d.statements, attempt.Statement{SQL: t.guard, Args: []any{
+			d.consumer, p.Entity, p.Version, p.TieBreak, d.eventID, p.Clock,
+		}})
+	}
+	return d, nil
+}
+
+// unidentified tells a message without a good id or position, which belongs in the poison queue, from a config that finds none in any
+// message.
+func unidentified(err, invalid error) error {
+	err = fmt.Errorf("middleware: %w", err)
+	if errors.Is(err, invalid) {
+		return err
+	}
+	return Permanent(blameless(err))
+}
+
+// attempt is one transaction.
+func (t *transactional) attempt(ctx context.Context, s session, h message.HandlerFunc, msg *message.Message, d delivery) (Kind, error) {
+	committed := false
+	defer func() {
+		if !committed { // on every other path, a panic's too
+			s.rollback(ctx)
+		}
+	}()
+
+	affected, err := s.begin(ctx, d.statements)
+	if err != nil {
+		return Failed, blameless(fmt.Errorf("middleware: begin: %w", err))
+	}
+	if d.claimed && affected[1] == 0 { // the claim stands behind lock_timeout
+		return Duplicate, nil
+	}
+	if d.guarded && affected[len(affected)-1] == 0 { // the guard stands last
+		if err := t.commit(ctx, s, nil, nil); err != nil {
+			return Failed, blameless(err) // no work of the handler's is in it
+		}
+		committed = true
+		return Stale, nil
+	}
+
+	queued, rows, err := t.handle(ctx, s, h, msg, d)
+	if err != nil {
+		return Failed, err
+	}
+	if err := t.commit(ctx, s, queued, rows); err != nil {
+		return Failed, err
+	}
+	committed = true
+	return Fresh, nil
+}
+
+// handle calls the handler and gives what it left to be written with the COMMIT.
+func (t *transactional) handle(ctx context.Context, s session, h message.HandlerFunc, msg *message.Message, d delivery) ([]attempt.Statement, []attempt.Row, error) {
+	a := &attempt.Attempt{Headers: d.headers}
+	defer a.End()
+	handlerCtx := attempt.NewContext(context.WithValue(ctx, runKey{}, &run{
+		consumer: d.consumer,
+		eventID:  d.eventID,
+		attempt:  a,
+		tx:       s.handler(a),
+	}), a)
+
+	msg.SetContext(handlerCtx)
+	defer msg.SetContext(ctx) // Retry uses the message again
+	produced, err := h(msg)
+	if err == nil {
+		err = t.publish(handlerCtx, produced)
+	}
+	queued, rows := a.End()
+	if err != nil {
+		if s.broken() {
+			err = blameless(err)
+		}
+		return nil, nil, err
+	}
+	if err := s.settle(ctx); err != nil {
+		err = fmt.Errorf("middleware: %w", err)
+		if s.broken() {
+			err = blameless(err)
+		}
+		return nil, nil, err
+	}
+	return queued, rows, nil
+}
+
+// publish puts what the handler returned into the outbox: the Router would publish it after the COMMIT, and a crash in
+// between would lose it.
+func (t *transactional) publish(ctx context.Context, produced []*message.Message) error {
+	if len(produced) == 0 {
+		return nil
+	}
+	if t.config.Outbox == nil {
+		return fmt.Errorf("middleware: %w", ErrNoOutbox)
+	}
+	topic := message.PublishTopicFromCtx(ctx)
+	if topic == "" {
+		return fmt.Errorf("middleware: %w", ErrNoTopic)
+	}
+	for _, msg := range produced {
+		own := msg.Context()
+		msg.SetContext(ctx) // where the Publisher finds the transaction
+		defer msg.SetContext(own)
+	}
+	return t.config.Outbox.Publish(topic, produced...)
+}
+
+func (t *transactional) commit(ctx context.Context, s session, queued []attempt.Statement, rows []attempt.Row) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("middleware: the message's context ended before COMMIT: %w", err)
+	}
+	// From here on nothing cuts it short: the outcome would be unknown.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.config.CommitTimeout)
+	defer cancel()
+
+	done, err := s.commit(ctx, append(queued, attempt.Insert(rows)...))
+	if err != nil {
+		err = fmt.Errorf("middleware: commit: %w", err)
+		if s.broken() || done >= len(queued) && !integrity(err) {
+			err = blameless(err) // an outbox that cannot take any row is no fault of this message
+		}
+		return err
+	}
+	for _, row := range rows {
+		if row.Wake != nil {
+			row.Wake()
+		}
+	}
+	return nil
+}
