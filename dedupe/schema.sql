@@ -6,15 +6,22 @@
 do $schema$
 begin
   if to_regclass('watermill_processed_events') is null then
-    create table watermill_processed_events (
+    create table if not exists watermill_processed_events (
       consumer     text collate "C" not null,
       event_id     text collate "C" not null check (event_id <> ''),
       processed_at timestamptz not null default now(),
       digest       bytea,
       primary key (consumer, event_id)
     );
-    -- finds old claims at next to no cost for new ones
-    create index on watermill_processed_events using brin (processed_at);
+    -- Another session may have made both since the look above.
+    if not exists (
+      select from pg_catalog.pg_index
+      where indrelid = to_regclass('watermill_processed_events')
+        and not indisprimary
+    ) then
+      -- finds old claims at next to no cost for new ones
+      create index on watermill_processed_events using brin (processed_at);
+    end if;
   end if;
 
   if not exists (

@@ -13,6 +13,7 @@ import (
 
 	"github.com/watermill-once/watermill-once/dedupe"
 	"github.com/watermill-once/watermill-once/ordering"
+	"github.com/watermill-once/watermill-once/outbox"
 )
 
 var (
@@ -58,14 +59,15 @@ func (e *permanentError) Error() string { return e.err.Error() }
 func (e *permanentError) Unwrap() error { return e.err }
 
 // IsPermanent tells whether handling the message again would fail again: what Permanent has marked, a bad event id or
-// position, and the faults of code and configuration among this package's errors.
+// position, a produced message that no outbox could hold, and the faults of code and configuration among this package's errors.
 func IsPermanent(err error) bool {
 	var marked *permanentError
 	if errors.As(err, &marked) {
 		return true
 	}
 	for _, permanent := range []error{
-		dedupe.ErrInvalidKey, ordering.ErrInvalidPosition, ErrTxEnded, ErrNoOutbox, ErrNoTopic, ErrNoConsumer,
+		dedupe.ErrInvalidKey, ordering.ErrInvalidPosition, outbox.ErrInvalidMessage,
+		ErrTxEnded, ErrNoOutbox, ErrNoTopic, ErrNoConsumer,
 	} {
 		if errors.Is(err, permanent) {
 			return true

@@ -17,6 +17,7 @@ import (
 	"github.com/watermill-once/watermill-once/dedupe"
 	once "github.com/watermill-once/watermill-once/middleware"
 	"github.com/watermill-once/watermill-once/ordering"
+	"github.com/watermill-once/watermill-once/outbox"
 )
 
 func TestPermanent(t *testing.T) {
@@ -28,6 +29,7 @@ func TestPermanent(t *testing.T) {
 	require.ErrorIs(t, err, declined)
 	require.True(t, once.IsPermanent(fmt.Errorf("handle: %w", err)))
 	require.False(t, once.IsPermanent(declined))
+	require.True(t, once.IsPermanent(outbox.ErrInvalidMessage))
 	require.False(t, once.IsPermanent(nil))
 	require.False(t, once.ShouldRetry(wmiddleware.RetryParams{Err: err}))
 	require.True(t, once.ShouldRetry(wmiddleware.RetryParams{Err: declined}))
@@ -46,6 +48,7 @@ func TestShouldPoison(t *testing.T) {
 		"cut JSON":               {io.ErrUnexpectedEOF, true},
 		"bad key":                {fmt.Errorf("x: %w", dedupe.ErrInvalidKey), true},
 		"bad position":           {fmt.Errorf("x: %w", ordering.ErrInvalidPosition), true},
+		"bad message":            {fmt.Errorf("x: %w", outbox.ErrInvalidMessage), true},
 		"aborted":                {once.ErrTxAborted, true},
 		"ended":                  {once.ErrTxEnded, true},
 		"unknown":                {once.ErrCommitUnknown, false},

@@ -261,12 +261,7 @@ func (t *transactional) publish(ctx context.Context, produced []*message.Message
 	if topic == "" {
 		return fmt.Errorf("middleware: %w", ErrNoTopic)
 	}
-	for _, msg := range produced {
-		own := msg.Context()
-		msg.SetContext(ctx) // where the Publisher finds the transaction
-		defer msg.SetContext(own)
-	}
-	return t.config.Outbox.Publish(topic, produced...)
+	return t.config.Outbox.PublishContext(ctx, topic, produced...)
 }
 
 func (t *transactional) commit(ctx context.Context, s session, queued []attempt.Statement, rows []attempt.Row) error {

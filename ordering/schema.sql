@@ -4,7 +4,7 @@
 do $schema$
 begin
   if to_regclass('watermill_entity_versions') is null then
-    create table watermill_entity_versions (
+    create table if not exists watermill_entity_versions (
       consumer   text collate "C" not null,
       entity     text collate "C" not null check (entity <> ''),
       version    bigint not null,

@@ -16,12 +16,17 @@ type delivery struct {
 	relay *Relay
 	wake  <-chan struct{}
 
-	// sent are the offsets of rows that the broker has taken and that are still in the table.
-	sent []int64
+	// sent is what the broker has taken and is still in the table.
+	sent []taken
 	// held are the keys whose first message the broker did not take: nothing of the key may overtake it.
 	held map[string]*hold
 	// failed counts failures since the broker last took a message.
 	failed int
+}
+
+type taken struct {
+	offset int64
+	uuid   string
 }
 
 type hold struct {
@@ -110,7 +115,7 @@ func (d *delivery) publish(ctx, work context.Context, batch []pending) error {
 			continue
 		}
 		d.failed = 0
-		d.sent = append(d.sent, row.offset)
+		d.sent = append(d.sent, taken{row.offset, row.uuid})
 		delete(d.held, row.key)
 	}
 	return nil

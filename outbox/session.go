@@ -109,12 +109,24 @@ func (s *session) fetch(ctx context.Context, held []string, limit int) ([]pendin
 	return batch, nil
 }
 
-// remove deletes what the broker has taken.
-func (s *session) remove(ctx context.Context, offsets []int64) error {
+// remove deletes what the broker has taken. An offset alone does not name a message for ever: a standby that was behind
+// when it took over gives the offsets that it has not seen to other messages.
+func (s *session) remove(ctx context.Context, rows []taken) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if _, err := s.conn.Exec(ctx, "delete from "+s.table+` where "offset" = any ($1::bigint[])`, offsets); err != nil {
+	offsets, uuids := make([]int64, len(rows)), make([]string, len(rows))
+	for i := range rows {
+		offsets[i], uuids[i] = rows[i].offset, rows[i].uuid
+	}
+	if _, err := s.conn.Exec(ctx, removeSQL(s.table), offsets, uuids); err != nil {
 		return fmt.Errorf("outbox: relay: delete: %w", err)
 	}
 	return nil
+}
+
+func removeSQL(table string) string {
+	return `delete from ` + table + ` as row
+using unnest($1::bigint[], $2::text[]) as taken ("offset", uuid)
+where row."offset" = taken."offset"
+  and row.uuid = taken.uuid`
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -41,7 +42,6 @@ func newSubscriber(t testing.TB, db *sql.DB, group string) *wsql.Subscriber {
 		InitializeSchema: true,
 	}, watermill.NopLogger{})
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
 
@@ -53,10 +53,12 @@ func startForwarder(t testing.TB, db *sql.DB, group string, b message.Publisher)
 	done := make(chan error, 1)
 	go func() { done <- f.Run(context.Background()) }()
 	<-f.Running()
-	return func() {
-		require.NoError(t, f.Close())
+	stop = sync.OnceFunc(func() {
+		require.NoError(t, f.Close()) // closes the Subscriber
 		require.NoError(t, <-done)
-	}
+	})
+	t.Cleanup(stop)
+	return stop
 }
 
 func TestTheStockForwarderDrainsWhatOurPublisherWrote(t *testing.T) {
