@@ -1,8 +1,7 @@
 package outbox
 
 import (
-	"errors"
-
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
@@ -10,18 +9,14 @@ import (
 const PartitionKeyKey = "partition_key"
 
 // PartitionKey is the message's partition_key, or its UUID where it has none: such messages spread evenly and in no
-// order. It is never empty. It fits kafka.NewWithPartitioningMarshaler, so that what the outbox keeps in order lands in
-// one partition.
+// order. It is never empty and never fails, so that it fits kafka.NewWithPartitioningMarshaler, also for a poison queue: a
+// record of another producer, which has neither, gets a key drawn at random.
 func PartitionKey(_ string, msg *message.Message) (string, error) {
-	key, named := msg.Metadata[PartitionKeyKey]
-	switch {
-	case named && key == "":
-		// The entity's id was lost on the way here: without an error its messages would lose their order in silence.
-		return "", errors.New("metadata " + PartitionKeyKey + " is empty")
-	case named:
+	if key := msg.Metadata[PartitionKeyKey]; key != "" {
 		return key, nil
-	case msg.UUID == "":
-		return "", errors.New("neither metadata " + PartitionKeyKey + " nor a UUID")
 	}
-	return msg.UUID, nil
+	if msg.UUID != "" {
+		return msg.UUID, nil
+	}
+	return watermill.NewUUID(), nil
 }

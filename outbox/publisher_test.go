@@ -287,11 +287,15 @@ func TestPartitionKey(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, msg.UUID, key)
 
-	msg.Metadata = nil
+	// A record of another producer: spread, and never under a key that all share.
 	msg.UUID = ""
-	_, err = outbox.PartitionKey("topic", msg)
-	require.Error(t, err)
-	msg.Metadata = message.Metadata{outbox.PartitionKeyKey: ""}
-	_, err = outbox.PartitionKey("topic", msg)
-	require.Error(t, err)
+	for _, metadata := range []message.Metadata{nil, {outbox.PartitionKeyKey: ""}} {
+		msg.Metadata = metadata
+		key, err = outbox.PartitionKey("topic", msg)
+		require.NoError(t, err)
+		require.NotEmpty(t, key)
+		another, err := outbox.PartitionKey("topic", msg)
+		require.NoError(t, err)
+		require.NotEqual(t, key, another)
+	}
 }

@@ -41,6 +41,10 @@ func (r *rows) of(topic string, msg *message.Message, inherited map[string]strin
 	if err == nil {
 		err = keytext.Check(key)
 	}
+	if entity, named := msg.Metadata[PartitionKeyKey]; err == nil && named && entity == "" && key == msg.UUID {
+		// The entity's id was lost on the way here: without an error its messages would lose their order in silence.
+		err = errors.New("metadata " + PartitionKeyKey + " is empty")
+	}
 	if err != nil {
 		return attempt.Row{}, invalid(topic, msg, "ordering key", err)
 	}
