@@ -15,7 +15,7 @@ RACE := $(shell CGO_ENABLED=1 $(GO) env CC 2>/dev/null | xargs -r sh -c 'command
 lint:
 	@test -z "$$(gofmt -l . | tee /dev/stderr)"
 	@for m in $(MODULES); do echo "lint $$m"; \
-		$(GO) -C $$m mod verify >/dev/null && \
+		$(GO) -C $$m mod tidy -diff && \
 		$(GO) -C $$m vet ./... && \
 		$(GO) -C $$m run $(STATICCHECK) ./... || exit 1; done
 
@@ -30,7 +30,7 @@ example:
 	$(GO) -C _examples run ./webhooks
 
 bench:
-	$(GO) -C internal/bench run .
+	$(GO) run ./internal/bench
 
 tidy:
 	@for m in $(MODULES); do $(GO) -C $$m mod tidy || exit 1; done

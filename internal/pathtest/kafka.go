@@ -1,0 +1,163 @@
+package pathtest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/IBM/sarama"
+	"github.com/ThreeDotsLabs/watermill"
+	wkafka "github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/watermill-once/watermill-once/outbox"
+)
+
+// Partitions is how many each topic has.
+const Partitions = 4
+
+// Longest bounds every wait of a test.
+const Longest = time.Minute
+
+// Kafka is an embedded broker, for one test.
+type Kafka struct{ Cluster *kfake.Cluster }
+
+// StartKafka starts a broker with the given topics. It ends with the test, after whatever the test has started later.
+func StartKafka(t testing.TB, topics ...string) *Kafka {
+	t.Helper()
+	cluster, err := kfake.NewCluster(
+		kfake.NumBrokers(1),
+		kfake.SeedTopics(Partitions, topics...),
+		kfake.GroupMinSessionTimeout(100*time.Millisecond), // a killed member is missed soon
+	)
+	require.NoError(t, err)
+	t.Cleanup(cluster.Close)
+	return &Kafka{cluster}
+}
+
+// Brokers is where it is to be reached, from other processes too.
+func (k *Kafka) Brokers() []string { return k.Cluster.ListenAddrs() }
+
+// NewPublisher makes a Publisher with settings under which the broker neither loses, doubles nor reorders messages. It serves as the
+// poison queue too, for records that have no UUID to be spread by.
+func NewPublisher(brokers []string, logger watermill.LoggerAdapter) (*wkafka.Publisher, error) {
+	config := wkafka.DefaultSaramaSyncPublisherConfig()
+	config.Version = sarama.V2_1_0_0
+	config.Producer.RequiredAcks = sarama.WaitForAll
+	config.Producer.Idempotent = true
+	config.Net.MaxOpenRequests = 1
+	config.Metadata.Retry.Backoff = 50 * time.Millisecond
+	return wkafka.NewPublisher(wkafka.PublisherConfig{
+		Brokers:               brokers,
+		Marshaler:             wkafka.NewWithPartitioningMarshaler(outbox.PartitionKey),
+		OverwriteSaramaConfig: config,
+	}, logger)
+}
+
+// NewSubscriber makes a Subscriber that begins with the oldest record and commits its offsets soon.
+func NewSubscriber(brokers []string, group string, logger watermill.LoggerAdapter) (*wkafka.Subscriber, error) {
+	config := wkafka.DefaultSaramaSubscriberConfig()
+	config.Version = sarama.V2_1_0_0 // at 2.4 and above, this sarama gets nothing from this broker
+	config.Consumer.Offsets.Initial = sarama.OffsetOldest
+	config.Consumer.Offsets.AutoCommit.Interval = 20 * time.Millisecond
+	config.Consumer.Group.Session.Timeout = time.Second
+	config.Consumer.Group.Heartbeat.Interval = 50 * time.Millisecond
+	config.Consumer.Group.Rebalance.Timeout = 2 * time.Second
+	config.Net.ReadTimeout = 5 * time.Second // bounds the wait of one that joins, as it is closed, a group that waits for another
+	config.Metadata.Retry.Backoff = 50 * time.Millisecond
+	return wkafka.NewSubscriber(wkafka.SubscriberConfig{
+		Brokers:               brokers,
+		ConsumerGroup:         group,
+		OverwriteSaramaConfig: config,
+		NackResendSleep:       5 * time.Millisecond,
+		ReconnectRetrySleep:   50 * time.Millisecond,
+	}, logger)
+}
+
+// RefuseCommits has every offset commit fail until it is called off: consumers that come later begin where none had been.
+func (k *Kafka) RefuseCommits() (callOff func()) {
+	return k.Cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetCommit}, Err: kerr.UnknownServerError, Count: -1}).Remove
+}
+
+// Produce writes records as a program does that has never heard of Watermill.
+func (k *Kafka) Produce(t testing.TB, records ...*kgo.Record) {
+	t.Helper()
+	client, err := kgo.NewClient(kgo.SeedBrokers(k.Brokers()...))
+	require.NoError(t, err)
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), Longest)
+	defer cancel()
+	require.NoError(t, client.ProduceSync(ctx, records...).FirstErr())
+}
+
+// Read gives the records that a topic has now, those of a partition in their order.
+func (k *Kafka) Read(t testing.TB, topic string) []*kgo.Record {
+	t.Helper()
+	missing := k.ends(topic)
+	client, err := kgo.NewClient(
+		kgo.SeedBrokers(k.Brokers()...),
+		kgo.ConsumeTopics(topic),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+	)
+	require.NoError(t, err)
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), Longest)
+	defer cancel()
+
+	var records []*kgo.Record
+	for len(missing) > 0 {
+		fetches := client.PollFetches(ctx)
+		require.NoError(t, fetches.Err0())
+		fetches.EachRecord(func(r *kgo.Record) {
+			end, missed := missing[r.Partition]
+			if !missed {
+				return
+			}
+			records = append(records, r)
+			if r.Offset == end-1 {
+				delete(missing, r.Partition)
+			}
+		})
+	}
+	return records
+}
+
+// Len is how many records a topic has.
+func (k *Kafka) Len(topic string) (n int) {
+	for _, end := range k.ends(topic) {
+		n += int(end)
+	}
+	return n
+}
+
+// ends gives the next offset of each partition that has records.
+func (k *Kafka) ends(topic string) map[int32]int64 {
+	ends := map[int32]int64{}
+	for _, p := range k.Cluster.PartitionInfos(topic) {
+		if p.HighWatermark > 0 {
+			ends[p.Partition] = p.HighWatermark
+		}
+	}
+	return ends
+}
+
+// WaitConsumed waits until a group has committed all that a topic has.
+func (k *Kafka) WaitConsumed(t testing.TB, group, topic string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Longest)
+	defer cancel()
+	ends := k.ends(topic)
+	info, err := k.Cluster.WaitGroupInfo(ctx, group, func(info *kfake.GroupInfo) bool {
+		for partition, end := range ends {
+			if info == nil || info.Commits[topic][partition].Offset < end {
+				return false
+			}
+		}
+		return true
+	})
+	require.NoError(t, err, "group %s is at %+v, and %s ends at %v", group, info, topic, ends)
+}
