@@ -1,0 +1,48 @@
+// Webhooks takes a provider's webhook deliveries, which come late, twice and out of order, and applies each event once.
+//
+// See README.md for what it shows and where to find it.
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/ThreeDotsLabs/watermill"
+)
+
+func main() {
+	var c config
+	flag.StringVar(&c.broker, "broker", cmp.Or(os.Getenv("BROKER_URL"), "postgres://"),
+		"`URL` of the broker: postgres:// (that of DATABASE_URL), postgres://host/db, kafka://embedded, kafka://host:9092, gochannel://")
+	flag.StringVar(&c.input, "input", "", "`FILE` of recorded deliveries to send, one JSON object a line, instead of made ones")
+	flag.IntVar(&c.events, "events", 2000, "how many events to make")
+	flag.Uint64Var(&c.seed, "seed", 1, "of the events and of what happens to them")
+	verbose := flag.Bool("v", false, "log what Watermill does")
+	flag.Parse()
+	c.database = os.Getenv("DATABASE_URL")
+	level := slog.LevelError
+	if *verbose {
+		level = slog.LevelInfo
+	}
+	c.logger = watermill.NewSlogLogger(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})))
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, c, os.Stdout)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		fmt.Fprintln(os.Stderr, "interrupted")
+		os.Exit(130)
+	default:
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
