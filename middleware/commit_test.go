@@ -107,6 +107,59 @@ func TestCommitRefusedIsKnown(t *testing.T) {
 	})
 }
 
+// Refused by the user's own trigger, whatever its SQLSTATE: for the poison queue, as the same refusal at once would be.
+func TestCommitRefusedByATrigger(t *testing.T) {
+	eachDB(t, func(t *testing.T, w *world) {
+		w.deferred(`raise exception 'balance must not be negative'`)
+		err := deliver(t, w.consume(once.Config{Outbox: newPublisher(t)}, func(msg *message.Message) ([]*message.Message, error) {
+			_, err := apply(msg)
+			return nil, err
+		}), newMessage("event"))
+		require.ErrorContains(t, err, "negative")
+		require.True(t, once.ShouldPoison(err))
+		w.requireNothing()
+	})
+}
+
+// An outbox that is not there is a fault of the installation, and of no message.
+func TestMissingOutboxPoisonsNothing(t *testing.T) {
+	eachDB(t, func(t *testing.T, w *world) {
+		_, err := w.pool.Exec(t.Context(), `drop table watermill_outbox`)
+		require.NoError(t, err)
+		publisher := newPublisher(t)
+		h := w.consume(once.Config{}, func(msg *message.Message) ([]*message.Message, error) {
+			if err := once.Queue(msg.Context(), `insert into effects (event_id) values ('x')`); err != nil {
+				return nil, err
+			}
+			return nil, publisher.PublishContext(msg.Context(), "mails", newMessage("mail"))
+		})
+		err = deliver(t, h, newMessage("event"))
+		require.ErrorContains(t, err, "watermill_outbox")
+		require.False(t, once.ShouldPoison(err))
+		require.Zero(t, w.effects())
+	})
+}
+
+// In the simple protocol a text may hold several statements, and has as many results.
+func TestQueuedTextOfSeveralStatements(t *testing.T) {
+	t.Parallel()
+	for _, driver := range []string{"pgx", "sql-pgx"} {
+		w := newWorld(t, driver)
+		w.db = w.open(w.url + "&default_query_exec_mode=simple_protocol")
+		for query, effects := range map[string]int{
+			`insert into effects (event_id) values ('a'); insert into effects (event_id) values ('b')`: 2,
+			`-- nothing`: 0,
+		} {
+			before := w.effects()
+			h := w.consume(once.Config{}, func(msg *message.Message) ([]*message.Message, error) {
+				return nil, once.Queue(msg.Context(), query)
+			})
+			require.NoError(t, deliver(t, h, newMessage(query)), query)
+			require.Equal(t, before+effects, w.effects(), query)
+		}
+	}
+}
+
 func TestConflictAtCommitIsRunAgain(t *testing.T) {
 	eachDB(t, func(t *testing.T, w *world) {
 		_, err := w.pool.Exec(t.Context(), `create sequence conflicts`)

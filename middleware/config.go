@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/watermill-once/watermill-once/dedupe"
@@ -24,7 +25,9 @@ type Config struct {
 	// Ordering keeps older events from overwriting newer state. Defaults to no check.
 	Ordering ordering.Config
 
-	// Outbox takes the messages that handlers produce. Needed by those that do: without it they fail with ErrNoOutbox.
+	// Outbox takes the messages that handlers produce. Needed by those that do: without it they fail with ErrNoOutbox. Its
+	// table is found by the search_path that is set at COMMIT: a handler that sets another one (for a tenant's schema) must set
+	// it back.
 	Outbox *outbox.Publisher
 
 	// MaxAttempts is how often an attempt is run, the first time included, while it ends in a serialization failure or
@@ -79,6 +82,9 @@ func (c Config) Validate() error {
 	}
 	if c.LockTimeout < 0 {
 		fault("LockTimeout is negative: %v", c.LockTimeout)
+	}
+	if c.LockTimeout.Milliseconds() > math.MaxInt32 {
+		fault("LockTimeout is longer than PostgreSQL's 2,147,483,647 ms: %v", c.LockTimeout)
 	}
 	if c.CommitTimeout <= c.LockTimeout {
 		fault("CommitTimeout (%v) must be longer than LockTimeout (%v): locks are waited for inside the COMMIT", c.CommitTimeout, c.LockTimeout)

@@ -6,7 +6,9 @@ import (
 	"database/sql"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -16,6 +18,7 @@ import (
 
 // run is what a handler finds on its message's context.
 type run struct {
+	db       DB
 	consumer string
 	eventID  string
 	attempt  *attempt.Attempt
@@ -32,7 +35,9 @@ func runFromContext(ctx context.Context) (*run, bool) {
 // PgxTx gives the handler's transaction where the DB is Pgx. Commit and Rollback on it return ErrTxManaged, and the
 // transaction goes on. Begin on it is a savepoint; rolling that back takes back what was published or queued under it. Savepoints in
 // raw SQL text are not seen: what was queued or published under one leaves with the COMMIT even where it was rolled back. Once the
-// attempt has ended, everything on it returns pgx.ErrTxClosed.
+// attempt has ended, everything on it returns pgx.ErrTxClosed; only what Conn and LargeObjects have given before does not know.
+//
+// It is for one goroutine at a time, as all of pgx. A goroutine that still uses it when the handler returns fails the attempt.
 func PgxTx(ctx context.Context) (pgx.Tx, bool) {
 	r, ok := runFromContext(ctx)
 	if !ok || r.tx.pgx == nil {
@@ -52,12 +57,15 @@ func SQLTx(ctx context.Context) (*sql.Tx, bool) {
 }
 
 // Queue keeps a write until the handler has returned and sends it together with the COMMIT: it costs no round trip of its
-// own. What it fails with, the attempt fails with. Queries use PostgreSQL's placeholders ($1); args must not be changed before the
+// own. What it fails with, the attempt fails with. A query is one statement, and uses PostgreSQL's placeholders ($1); args must not be changed before the
 // handler has returned. The handler cannot see what it queued. Outside a handler it returns outbox.ErrNoTransaction.
 func Queue(ctx context.Context, query string, args ...any) error {
 	r, ok := runFromContext(ctx)
 	if !ok {
 		return fmt.Errorf("middleware: queue: %w", outbox.ErrNoTransaction)
+	}
+	if strings.TrimSpace(query) == "" {
+		return errors.New("middleware: queue: the query is empty")
 	}
 	if err := r.attempt.Queue(attempt.Statement{SQL: query, Args: args}); err != nil {
 		return fmt.Errorf("middleware: queue: %w: %w", outbox.ErrNoTransaction, err)

@@ -176,6 +176,15 @@ func TestQueuedWriteFails(t *testing.T) {
 	})
 }
 
+func TestEmptyQueryIsRefused(t *testing.T) {
+	eachDB(t, func(t *testing.T, w *world) {
+		h := w.consume(once.Config{}, func(msg *message.Message) ([]*message.Message, error) {
+			return nil, once.Queue(msg.Context(), " \n")
+		})
+		require.ErrorContains(t, deliver(t, h, newMessage("event")), "empty")
+	})
+}
+
 // What was published or queued under a savepoint vanishes with it.
 func TestSavepointTakesBack(t *testing.T) {
 	t.Parallel()

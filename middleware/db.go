@@ -28,7 +28,10 @@ func Pgx(pool *pgxpool.Pool) DB { return pgxDB{pool} }
 // SQL runs handlers in transactions of database/sql, for what is written for it (sqlc, gorm, ent, bun) and for any
 // PostgreSQL driver: the handler finds its transaction by SQLTx. Over pgx's stdlib it makes as few round trips as Pgx;
 // over other drivers each of our statements is a trip of its own, and one more before COMMIT looks at the transaction's
-// state.
+// state. A driver that does not heed contexts (lib/pq, while it reads) waits for a dead network as long as TCP does.
+//
+// Statements prepared on db itself cannot be used in the handler's transaction, which belongs to another *sql.DB: prepare them
+// on the *sql.Tx, and leave sqlc's emit_prepared_queries off.
 func SQL(db *sql.DB) DB { return sqlDB{db} }
 
 // session is one connection while an attempt has it. Its methods are called in the order in which they stand, by one
@@ -41,16 +44,21 @@ type session interface {
 	// handler gives the handler its view of the transaction.
 	handler(a *attempt.Attempt) handlerTx
 
-	// settle closes the handler's view, and returns ErrTxAborted or ErrTxEnded where nothing can be committed.
-	settle(ctx context.Context) error
+	// hangUp cuts the line under a call that the handler left running, and has the connection dropped.
+	hangUp(a *attempt.Attempt)
 
-	// commit runs the statements and COMMIT: one round trip, where the driver can. done is the number of statements
-	// that succeeded. The error is ErrCommitUnknown where the transaction may be committed all the same; after any
-	// other, it is not.
+	// settle closes the handler's view, and returns ErrTxAborted or ErrTxEnded where it is plain that nothing can be
+	// committed.
+	settle() error
+
+	// commit runs the statements, sameTransaction and COMMIT: one round trip, where the driver can. done is the number
+	// of statements that succeeded. The error is ErrCommitUnknown where the transaction may be committed all the same,
+	// and ErrTxEnded where it was not the one that begin began; after any other, it is rolled back.
 	commit(ctx context.Context, statements []attempt.Statement) (done int, err error)
 
-	// rollback ends a transaction that is still open. Where it cannot, it closes the connection.
-	rollback(ctx context.Context)
+	// rollback ends a transaction that is still open. Where it cannot, it closes the connection. ended: the transaction
+	// that begin began was no longer there.
+	rollback(ctx context.Context) (ended bool)
 
 	// broken tells whether the connection is gone.
 	broken() bool
@@ -58,6 +66,18 @@ type session interface {
 	// script runs several statements that take no arguments.
 	script(ctx context.Context, sql string) error
 }
+
+// The transaction carries a mark, which is gone when the handler has ended it by raw SQL, also where it has begun another
+// one: a setting local to a transaction goes with it. What follows would commit without the claim.
+const (
+	mark = `set_config('watermill_once.attempt', 'open', true)`
+
+	// sameTransaction fails with division_by_zero in any other transaction than the marked one.
+	sameTransaction = `select 1 / (coalesce(current_setting('watermill_once.attempt', true), '') = 'open')::int`
+	divisionByZero  = "22012"
+
+	isMarked = `select coalesce(current_setting('watermill_once.attempt', true), '')`
+)
 
 // handlerTx is a transaction as the handler sees it. Exactly one of the two is there.
 type handlerTx struct {
@@ -79,9 +99,15 @@ func (db pgxDB) use(ctx context.Context, f func(session) error) error {
 	if err != nil {
 		return blameless(fmt.Errorf("middleware: acquire a connection: %w", err))
 	}
-	// Release destroys a connection that is not idle.
-	defer conn.Release()
-	return f(&pgxSession{conn: conn.Conn()})
+	s := &pgxSession{conn: conn.Conn()}
+	defer func() {
+		if s.hungUp {
+			conn.Hijack() // and leave it to whom it was left to
+		} else {
+			conn.Release() // which destroys a connection that is not idle
+		}
+	}()
+	return f(s)
 }
 
 type sqlDB struct{ db *sql.DB }
@@ -113,7 +139,9 @@ func (db sqlDB) use(ctx context.Context, f func(session) error) error {
 		}
 		shim := &sqlShim{inner: inner}
 		defer shim.close()
-		var s session = &sqlSession{shim: shim}
+		own := &sqlShim{inner: inner}
+		defer own.close()
+		var s session = &sqlSession{own: own, shim: shim}
 		if pgxConn, ok := unwrapStdlib(inner); ok {
 			s = &pgxSession{conn: pgxConn.Conn(), shim: shim}
 		}

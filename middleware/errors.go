@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
@@ -22,15 +23,15 @@ var (
 	ErrTxAborted = errors.New("the transaction is aborted: the handler returned nil after a failed statement")
 
 	// ErrTxEnded: the handler ended the transaction itself, by COMMIT or ROLLBACK in raw SQL. What it did up to there
-	// may be committed, with the claim; the messages it produced are lost. Permanent, for the poison queue: a person
-	// has to look at it.
+	// may be committed, with the claim, and what it did in another transaction that it began there; the messages it
+	// produced are lost. Permanent, for the poison queue: a person has to look at it.
 	ErrTxEnded = errors.New("the handler ended the transaction itself")
 
 	// ErrTxManaged is returned by Commit and Rollback on the handler's transaction, which goes on: it commits when
 	// the handler returns nil and is rolled back when it returns an error.
 	ErrTxManaged = errors.New("the transaction is committed or rolled back by the middleware")
 
-	// ErrCommitUnknown: the connection was lost after COMMIT had been sent and before its answer came. The event is
+	// ErrCommitUnknown: the connection was lost after COMMIT may have been sent and before its answer came. The event is
 	// either applied or not; the redelivery finds out by its claim.
 	ErrCommitUnknown = errors.New("the outcome of the COMMIT is unknown")
 
@@ -66,8 +67,8 @@ func IsPermanent(err error) bool {
 		return true
 	}
 	for _, permanent := range []error{
-		dedupe.ErrInvalidKey, ordering.ErrInvalidPosition, outbox.ErrInvalidMessage,
-		ErrTxEnded, ErrNoOutbox, ErrNoTopic, ErrNoConsumer,
+		dedupe.ErrInvalidKey, ordering.ErrInvalidPosition, outbox.ErrInvalidMessage, outbox.ErrNoTransaction,
+		ErrTxEnded, ErrTxManaged, ErrNoOutbox, ErrNoTopic, ErrNoConsumer,
 	} {
 		if errors.Is(err, permanent) {
 			return true
@@ -85,27 +86,34 @@ func ShouldRetry(params wmiddleware.RetryParams) bool { return !IsPermanent(para
 // contended or refuses the login: an outage must not empty the topic into the poison queue. An error that is neither goes
 // there, so give Retry a place inside, and mark by Permanent what it need not try.
 func ShouldPoison(err error) bool {
-	if err == nil {
+	var ours *blamelessError
+	if err == nil || errors.As(err, &ours) || isAny(err, neverPoison) {
 		return false
 	}
-	for _, never := range []error{
-		ErrNoOutbox, ErrNoTopic, ErrNoConsumer, ErrCommitUnknown,
-		context.Canceled, context.DeadlineExceeded,
-		driver.ErrBadConn, sql.ErrConnDone, net.ErrClosed,
-	} {
-		if errors.Is(err, never) {
-			return false
-		}
+	var marked *permanentError
+	if errors.As(err, &marked) {
+		return true
 	}
 	var (
-		blameless  *blamelessError
 		connecting *pgconn.ConnectError
 		network    *net.OpError
 	)
-	if errors.As(err, &blameless) || errors.As(err, &connecting) || errors.As(err, &network) {
-		return false
+	return !isAny(err, passing) && !errors.As(err, &connecting) && !errors.As(err, &network) && !outage(err)
+}
+
+var (
+	// neverPoison are faults of code and configuration, which every message meets, and the COMMIT that nobody knows of.
+	neverPoison = []error{
+		ErrNoOutbox, ErrNoTopic, ErrNoConsumer, ErrTxManaged, outbox.ErrNoTransaction, ErrCommitUnknown,
 	}
-	return !outage(sqlState(err))
+	// passing are errors of the moment, unless they are marked as Permanent.
+	passing = []error{
+		context.Canceled, context.DeadlineExceeded, driver.ErrBadConn, sql.ErrConnDone, net.ErrClosed,
+	}
+)
+
+func isAny(err error, targets []error) bool {
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }
 
 // blamelessError marks what the message cannot be blamed for, where the error alone does not show it: "unexpected EOF"
@@ -122,10 +130,16 @@ func blameless(err error) error {
 	return &blamelessError{err}
 }
 
-// outage tells whether a SQLSTATE speaks of the server's state and not of the statement.
-func outage(state string) bool {
+// outage tells whether a database error speaks of the server, the session or a rival and not of the statement.
+func outage(err error) bool {
+	state := sqlState(err)
 	switch state {
+	case "08P01": // protocol_violation: PgBouncer's word for most of its troubles; of a statement: a NUL in an argument
+		var pgErr *pgconn.PgError
+		return !errors.As(err, &pgErr) || pgErr.SeverityUnlocalized != "ERROR"
 	case "25006", // read_only_sql_transaction: a standby, after a failover
+		"25P03", "25P04", // a transaction's timeouts
+		"26000", "42P05", // a prepared statement lost, or there twice: PgBouncer with an exec mode that does not fit
 		"3D000", // invalid_catalog_name: the database is not there
 		"42501", // insufficient_privilege
 		"55P03": // lock_not_available: lock_timeout
@@ -146,10 +160,15 @@ func outage(state string) bool {
 	return false
 }
 
-// conflict tells whether an attempt lost to a concurrent one and can win when it is run again.
+// conflict tells whether an attempt can win when it is run again: it lost to a concurrent one, or it met a prepared
+// statement that another session's DDL has made useless (0A000, "cached plan must not change result type"), which drivers
+// prepare anew.
 func conflict(err error) bool {
-	state := sqlState(err)
-	return state == "40001" || state == "40P01"
+	switch sqlState(err) {
+	case "40001", "40P01", "0A000", "26000":
+		return true
+	}
+	return false
 }
 
 // sqlState finds the SQLSTATE in an error of any driver; "": none.

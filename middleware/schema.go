@@ -30,8 +30,15 @@ func InitializeSchema(ctx context.Context, db DB, of ...interface{ Schema() stri
 		}
 		of = []interface{ Schema() string }{dedupe.Config{}, ordering.Config{}, publisher}
 	}
-	var faults []error
+	faults := []error{errors.New("db is nil")}
+	if db != nil {
+		faults[0] = db.validate()
+	}
 	for _, o := range of {
+		if p, ok := o.(*outbox.Publisher); o == nil || ok && p == nil {
+			faults = append(faults, errors.New("one of what is named is nil"))
+			continue
+		}
 		if checked, ok := o.(interface{ Validate() error }); ok {
 			faults = append(faults, checked.Validate())
 		}
@@ -42,7 +49,7 @@ func InitializeSchema(ctx context.Context, db DB, of ...interface{ Schema() stri
 
 	err := db.use(ctx, func(s session) error {
 		defer s.rollback(ctx) // which a COMMIT leaves nothing of
-		if _, err := s.begin(ctx, []attempt.Statement{setLockTimeout(schemaLockTimeout)}); err != nil {
+		if _, err := s.begin(ctx, []attempt.Statement{prelude(schemaLockTimeout)}); err != nil {
 			return err
 		}
 		if err := s.script(ctx, fmt.Sprintf("select pg_advisory_xact_lock(%d)", int64(schemaLock))); err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/watermill-once/watermill-once/internal/pgtest"
 	once "github.com/watermill-once/watermill-once/middleware"
 	"github.com/watermill-once/watermill-once/ordering"
+	"github.com/watermill-once/watermill-once/outbox"
 )
 
 const allTables = `select count(*) from pg_tables
@@ -96,6 +97,16 @@ func TestSchemaOfAConfig(t *testing.T) {
 	require.Equal(t, 1, w.effects())
 
 	require.ErrorContains(t, once.InitializeSchema(t.Context(), w.db, dedupe.Config{Table: "a.b.c"}), "Table")
+}
+
+func TestSchemaOfNothing(t *testing.T) {
+	t.Parallel()
+	for _, db := range []once.DB{nil, once.Pgx(nil), once.SQL(nil)} {
+		require.ErrorContains(t, once.InitializeSchema(t.Context(), db), "nil")
+	}
+	w := newWorld(t, "pgx")
+	require.ErrorContains(t, once.InitializeSchema(t.Context(), w.db, (*outbox.Publisher)(nil)), "nil")
+	require.ErrorContains(t, once.InitializeSchema(t.Context(), w.db, nil), "nil")
 }
 
 // The files that users copy into their migrations are what InitializeSchema runs.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,10 +22,10 @@ var beginOptions = pgx.TxOptions{BeginQuery: "begin isolation level read committ
 
 // pgxSession is a session on a connection of pgx, whether it comes from a pgx pool or from under database/sql.
 type pgxSession struct {
-	conn *pgx.Conn
-	tx   pgx.Tx
-	view *pgxTx
-	shim *sqlShim // nil on a pgx pool
+	conn   *pgx.Conn
+	tx     pgx.Tx
+	shim   *sqlShim // nil on a pgx pool
+	hungUp bool
 }
 
 func (s *pgxSession) begin(ctx context.Context, statements []attempt.Statement) ([]int64, error) {
@@ -56,11 +57,16 @@ func (s *pgxSession) handler(a *attempt.Attempt) handlerTx {
 		s.shim.attempt = a
 		return handlerTx{sql: s.shim}
 	}
-	s.view = &pgxTx{Tx: s.tx, attempt: a}
-	return handlerTx{pgx: s.view}
+	return handlerTx{pgx: &pgxTx{Tx: s.tx, attempt: a}}
 }
 
-func (s *pgxSession) settle(context.Context) error {
+// hangUp closes the socket only: the rest of the connection belongs to the call that is under way, which is likely to end now.
+func (s *pgxSession) hangUp(a *attempt.Attempt) {
+	_ = s.conn.PgConn().Conn().Close()
+	s.hungUp = !a.Left(time.Second)
+}
+
+func (s *pgxSession) settle() error {
 	if s.shim != nil {
 		s.shim.end()
 	}
@@ -71,8 +77,6 @@ func (s *pgxSession) settle(context.Context) error {
 	case pg.IsBusy():
 		_ = s.conn.Close(closedContext) // what is left to read may be endless
 		return errors.New("the handler left a query open: close its rows before returning")
-	case s.view != nil && s.view.committed.Load():
-		return ErrTxEnded
 	}
 	switch pg.TxStatus() {
 	case 'T':
@@ -92,32 +96,35 @@ var closedContext = func() context.Context {
 }()
 
 func (s *pgxSession) commit(ctx context.Context, statements []attempt.Statement) (done int, err error) {
-	batch := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(statements)+1)}
+	batch := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(statements)+2)}
 	for _, statement := range statements {
 		batch.Queue(statement.SQL, statement.Args...)
 	}
+	batch.Queue(sameTransaction)
 	batch.Queue("commit")
 	results := s.conn.SendBatch(ctx, &batch)
-
-	var tag pgconn.CommandTag
 	for range batch.QueuedQueries {
-		if tag, err = results.Exec(); err != nil {
-			break
+		if _, err := results.Exec(); err != nil {
+			break // Close repeats it
 		}
 		done++
 	}
-	if closeErr := results.Close(); err == nil {
-		err = closeErr
+	// Close decides: in the simple protocol a text of several statements has several results, so that counting them proves
+	// nothing. Where all went well sameTransaction did, and the COMMIT behind it has committed.
+	err = results.Close()
+	var early pgx.ErrPreprocessingBatch
+	if errors.As(err, &early) { // nothing has run; one text could not be prepared, or its arguments not encoded
+		done = max(0, slices.IndexFunc(statements, func(s attempt.Statement) bool { return s.SQL == early.SQL() }))
 	}
 	switch {
-	case err != nil && s.refused(err):
-		return done, err
-	case err != nil:
+	case err == nil:
+		return len(statements), nil
+	case !s.refused(err):
 		return done, fmt.Errorf("%w: %w", ErrCommitUnknown, err)
-	case tag.String() != "COMMIT": // PostgreSQL answers ROLLBACK to the COMMIT of an aborted transaction
-		return done - 1, ErrTxAborted
+	case done == len(statements) && sqlState(err) == divisionByZero:
+		return done, ErrTxEnded
 	default:
-		return done - 1, nil
+		return done, err
 	}
 }
 
@@ -125,39 +132,54 @@ func (s *pgxSession) commit(ctx context.Context, statements []attempt.Statement)
 // up to its first error, and COMMIT stands last in it.
 func (s *pgxSession) refused(err error) bool {
 	var (
+		early pgx.ErrPreprocessingBatch // a statement that cannot be prepared, an argument that cannot be encoded
 		pgErr *pgconn.PgError
-		early pgx.ErrPreprocessingBatch // an argument that cannot be encoded, a statement that cannot be prepared
 	)
 	switch {
+	case errors.As(err, &early), pgconn.SafeToRetry(err):
+		return true // before COMMIT was sent
 	case errors.As(err, &pgErr):
 		// FATAL ends the session at any point, also between COMMIT's commit record and its answer.
 		return pgErr.SeverityUnlocalized == "ERROR"
-	case errors.As(err, &early), pgconn.SafeToRetry(err):
-		return true
 	default:
 		return !s.conn.IsClosed() && s.conn.PgConn().TxStatus() != 'I'
 	}
 }
 
-func (s *pgxSession) rollback(ctx context.Context) {
+func (s *pgxSession) rollback(ctx context.Context) (ended bool) {
+	if s.hungUp {
+		return false
+	}
 	if s.shim != nil {
 		s.shim.end()
 	}
-	if s.conn.IsClosed() || s.conn.PgConn().TxStatus() == 'I' && !s.conn.PgConn().IsBusy() {
-		return
+	pg := s.conn.PgConn()
+	switch {
+	case s.conn.IsClosed():
+		return false
+	case pg.IsBusy():
+		_ = s.conn.Close(closedContext) // a query that the handler left open; the server rolls back
+		return false
+	case pg.TxStatus() == 'I':
+		return true
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
-	if s.conn.PgConn().IsBusy() {
-		_ = s.conn.Close(closedContext) // a query that the handler left open; the server rolls back
-		return
+	if pg.TxStatus() == 'E' { // nothing can be asked any more
+		if _, err := pg.Exec(ctx, "rollback").ReadAll(); err != nil {
+			_ = s.conn.Close(closedContext)
+		}
+		return false
 	}
-	if _, err := s.conn.Exec(ctx, "rollback"); err != nil {
+	results, err := pg.Exec(ctx, isMarked+"; rollback").ReadAll()
+	if err != nil {
 		_ = s.conn.Close(closedContext)
+		return false
 	}
+	return string(results[0].Rows[0][0]) != "open"
 }
 
-func (s *pgxSession) broken() bool { return s.conn.IsClosed() }
+func (s *pgxSession) broken() bool { return s.hungUp || s.conn.IsClosed() }
 
 func (s *pgxSession) script(ctx context.Context, sql string) error {
 	_, err := s.conn.PgConn().Exec(ctx, sql).ReadAll()

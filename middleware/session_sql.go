@@ -5,13 +5,15 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/watermill-once/watermill-once/internal/attempt"
 )
 
 // sqlSession is a session on a connection of a driver other than pgx: one statement at a time.
 type sqlSession struct {
-	shim *sqlShim
+	own  *sqlShim // for our statements
+	shim *sqlShim // for the handler's
 	open bool
 	gone bool
 }
@@ -33,7 +35,7 @@ func (s *sqlSession) begin(ctx context.Context, statements []attempt.Statement) 
 }
 
 func (s *sqlSession) exec(ctx context.Context, text string, args ...any) (int64, error) {
-	result, err := s.shim.open().ExecContext(ctx, text, args...)
+	result, err := s.own.open().ExecContext(ctx, text, args...)
 	if err != nil {
 		s.gone = s.gone || errors.Is(err, driver.ErrBadConn)
 		return 0, err
@@ -46,34 +48,32 @@ func (s *sqlSession) handler(a *attempt.Attempt) handlerTx {
 	return handlerTx{sql: s.shim}
 }
 
-// settle asks by declaring a cursor, which PostgreSQL refuses in an aborted transaction and outside of one, with a SQLSTATE
-// for each. (So it does with a savepoint, but that would cost a transaction id more.)
-func (s *sqlSession) settle(ctx context.Context) error {
+// hangUp cannot reach the socket. What runs is waited for, as database/sql does.
+func (s *sqlSession) hangUp(*attempt.Attempt) {}
+
+func (s *sqlSession) settle() error {
 	s.shim.end()
-	_, err := s.exec(ctx, "declare watermill_once cursor for select 1")
-	switch sqlState(err) {
-	case "25P02": // in_failed_sql_transaction
-		return ErrTxAborted
-	case "25P01": // no_active_sql_transaction
-		s.open = false
-		return ErrTxEnded
-	default:
-		return err
-	}
+	return nil
 }
 
 func (s *sqlSession) commit(ctx context.Context, statements []attempt.Statement) (done int, err error) {
 	for _, statement := range statements {
 		if _, err := s.exec(ctx, statement.SQL, statement.Args...); err != nil {
-			return done, err // COMMIT has not been sent
+			return done, aborted(err)
 		}
 		done++
+	}
+	if _, err := s.exec(ctx, sameTransaction); err != nil {
+		if sqlState(err) == divisionByZero {
+			return done, ErrTxEnded
+		}
+		return done, aborted(err)
 	}
 	if _, err = s.exec(ctx, "commit"); err == nil {
 		s.open = false
 		return done, nil
 	}
-	if state := sqlState(err); state == "" || outageEndsSession(state) {
+	if state := sqlState(err); state == "" || endsSession(state) {
 		s.gone = true
 		return done, fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 	}
@@ -81,27 +81,40 @@ func (s *sqlSession) commit(ctx context.Context, statements []attempt.Statement)
 	return done, err
 }
 
-// outageEndsSession tells whether a SQLSTATE comes with the end of the session, at whatever point of a COMMIT. Without
-// pgx the severity is not to be had.
-func outageEndsSession(state string) bool {
-	switch state[:2] {
-	case "08", "57", "58", "XX", "53":
-		return true
+// aborted recognizes the error of a statement in a transaction that has failed before: the handler has swallowed that.
+func aborted(err error) error {
+	if sqlState(err) == "25P02" { // in_failed_sql_transaction
+		return ErrTxAborted
+	}
+	return err
+}
+
+// endsSession tells whether a SQLSTATE may come with the end of the session, at whatever point of a COMMIT. Without pgx
+// the severity is not to be had.
+func endsSession(state string) bool {
+	for _, class := range []string{"08", "53", "57", "58", "XX"} {
+		if strings.HasPrefix(state, class) {
+			return true
+		}
 	}
 	return false
 }
 
-func (s *sqlSession) rollback(ctx context.Context) {
+func (s *sqlSession) rollback(ctx context.Context) (ended bool) {
 	s.shim.end()
 	if !s.open || s.broken() {
-		return
+		return false
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
+	_, err := s.exec(ctx, sameTransaction)
+	ended = sqlState(err) == divisionByZero
+	// A driver may be wrapped, and not say that the connection is gone. A ROLLBACK that fails says it.
 	if _, err := s.exec(ctx, "rollback"); err != nil {
 		s.gone = true
 	}
 	s.open = false
+	return ended
 }
 
 // broken asks the driver too: what has failed may have been a statement of the handler's.

@@ -34,12 +34,12 @@ func Transactional(db DB, config Config) (message.HandlerMiddleware, error) {
 	}
 	config.setDefaults()
 	t := &transactional{
-		db:          db,
-		config:      config,
-		lockTimeout: setLockTimeout(config.LockTimeout),
-		claim:       config.Dedupe.ClaimSQL(),
-		guard:       config.Ordering.GuardSQL(),
-		cache:       keycache.New(config.Dedupe.Cache, config.Dedupe.CacheTTL),
+		db:      db,
+		config:  config,
+		prelude: prelude(config.LockTimeout),
+		claim:   config.Dedupe.ClaimSQL(),
+		guard:   config.Ordering.GuardSQL(),
+		cache:   keycache.New(config.Dedupe.Cache, config.Dedupe.CacheTTL),
 	}
 	return func(h message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
@@ -51,17 +51,18 @@ func Transactional(db DB, config Config) (message.HandlerMiddleware, error) {
 type transactional struct {
 	db           DB
 	config       Config
-	lockTimeout  attempt.Statement
+	prelude      attempt.Statement
 	claim, guard string
 	cache        *keycache.Cache // nil: off
 }
 
-func setLockTimeout(d time.Duration) attempt.Statement {
-	return attempt.Statement{SQL: fmt.Sprintf("set local lock_timeout = %d", max(1, d.Milliseconds()))}
+// prelude is the first statement of a transaction.
+func prelude(lockTimeout time.Duration) attempt.Statement {
+	return attempt.Statement{SQL: fmt.Sprintf("select set_config('lock_timeout', '%d', true), %s", max(1, lockTimeout.Milliseconds()), mark)}
 }
 
-// errPanicked stands in the Outcome of a handler that panicked; the panic itself goes on up.
-var errPanicked = errors.New("the handler panicked")
+// errPanicked stands in the Outcome where a panic or runtime.Goexit passes through, which goes on up.
+var errPanicked = errors.New("a panic, or runtime.Goexit")
 
 // deliver handles one delivery, in as many attempts as it takes.
 func (t *transactional) deliver(h message.HandlerFunc, msg *message.Message) (err error) {
@@ -86,9 +87,9 @@ func (t *transactional) deliver(h message.HandlerFunc, msg *message.Message) (er
 		return nil
 	}
 	for {
-		outcome.Attempts++
 		var kind Kind
 		err = t.db.use(ctx, func(s session) (err error) {
+			outcome.Attempts++
 			kind, err = t.attempt(ctx, s, h, msg, d)
 			return err
 		})
@@ -129,7 +130,7 @@ func pause(ctx context.Context, attempts int) bool {
 type delivery struct {
 	consumer, eventID string
 	claimed, guarded  bool
-	statements        []attempt.Statement // lock_timeout, claim, guard; the latter two as far as configured
+	statements        []attempt.Statement // prelude, claim, guard; the latter two as far as configured
 	headers           map[string]string
 }
 
@@ -143,6 +144,10 @@ func (t *transactional) identify(ctx context.Context, msg *message.Message) (del
 	}
 
 	eventID, err := t.config.Dedupe.EventID(msg)
+	if outer, ok := runFromContext(ctx); ok && outer.db == t.db && outer.consumer == d.consumer && outer.eventID == eventID && !outer.attempt.Ended() {
+		return d, Permanent(blameless(fmt.Errorf("middleware: Transactional stands twice around the handler of %q, on the Router and on the handler maybe: "+
+			"the inner one would wait for the outer one's claim", d.consumer)))
+	}
 	switch {
 	case err == nil:
 		d.eventID = eventID
@@ -150,7 +155,7 @@ func (t *transactional) identify(ctx context.Context, msg *message.Message) (del
 	default:
 		return d, unidentified(err, dedupe.ErrInvalidKey)
 	}
-	d.statements = append(make([]attempt.Statement, 0, 3), t.lockTimeout)
+	d.statements = append(make([]attempt.Statement, 0, 3), t.prelude)
 	if !t.config.Dedupe.Disabled {
 		d.claimed = true
 		d.statements = append(d.statements, attempt.Statement{SQL: t.claim, Args: []any{d.consumer, d.eventID}})
@@ -189,13 +194,12 @@ func (t *transactional) attempt(ctx context.Context, s session, h message.Handle
 	}()
 
 	affected, err := s.begin(ctx, d.statements)
-	if err != nil {
-		return Failed, blameless(fmt.Errorf("middleware: begin: %w", err))
-	}
-	if d.claimed && affected[1] == 0 { // the claim stands behind lock_timeout
+	switch {
+	case err != nil:
+		return Failed, notBegun(fmt.Errorf("middleware: begin: %w", err))
+	case d.claimed && affected[1] == 0: // the claim stands behind the prelude
 		return Duplicate, nil
-	}
-	if d.guarded && affected[len(affected)-1] == 0 { // the guard stands last
+	case d.guarded && affected[len(affected)-1] == 0: // the guard stands last
 		if err := t.commit(ctx, s, nil, nil); err != nil {
 			return Failed, blameless(err) // no work of the handler's is in it
 		}
@@ -205,7 +209,10 @@ func (t *transactional) attempt(ctx context.Context, s session, h message.Handle
 
 	queued, rows, err := t.handle(ctx, s, h, msg, d)
 	if err != nil {
-		return Failed, err
+		if ended := s.rollback(ctx); ended && !errors.Is(err, ErrTxEnded) {
+			err = fmt.Errorf("middleware: %w: %w", ErrTxEnded, err)
+		}
+		return Failed, blame(ctx, s, err)
 	}
 	if err := t.commit(ctx, s, queued, rows); err != nil {
 		return Failed, err
@@ -214,11 +221,29 @@ func (t *transactional) attempt(ctx context.Context, s session, h message.Handle
 	return Fresh, nil
 }
 
+// notBegun is an error from before the handler ran, for which the message is not to blame, unless it speaks of data: then
+// of the event id or the position, such as a letter that the database's encoding lacks.
+func notBegun(err error) error {
+	if integrity(err) {
+		return Permanent(err)
+	}
+	return blameless(err)
+}
+
+// blame finds out, after the rollback, whether the message may be blamed for an error.
+func blame(ctx context.Context, s session, err error) error {
+	if s.broken() || ctx.Err() != nil {
+		return blameless(err)
+	}
+	return err
+}
+
 // handle calls the handler and gives what it left to be written with the COMMIT.
 func (t *transactional) handle(ctx context.Context, s session, h message.HandlerFunc, msg *message.Message, d delivery) ([]attempt.Statement, []attempt.Row, error) {
 	a := &attempt.Attempt{Headers: d.headers}
 	defer a.End()
 	handlerCtx := attempt.NewContext(context.WithValue(ctx, runKey{}, &run{
+		db:       t.db,
 		consumer: d.consumer,
 		eventID:  d.eventID,
 		attempt:  a,
@@ -231,22 +256,22 @@ func (t *transactional) handle(ctx context.Context, s session, h message.Handler
 	if err == nil {
 		err = t.publish(handlerCtx, produced)
 	}
-	queued, rows := a.End()
+	queued, rows, running := a.End()
+	if running {
+		s.hangUp(a)
+		return nil, nil, errors.Join(err, errRunning)
+	}
 	if err != nil {
-		if s.broken() {
-			err = blameless(err)
-		}
 		return nil, nil, err
 	}
-	if err := s.settle(ctx); err != nil {
-		err = fmt.Errorf("middleware: %w", err)
-		if s.broken() {
-			err = blameless(err)
-		}
-		return nil, nil, err
+	if err := s.settle(); err != nil {
+		return nil, nil, fmt.Errorf("middleware: %w", err)
 	}
 	return queued, rows, nil
 }
+
+// errRunning: pgx's connections are for one goroutine at a time, and what this one would write comes after the COMMIT.
+var errRunning = errors.New("middleware: the handler returned while a goroutine of its still used the transaction")
 
 // publish puts what the handler returned into the outbox: the Router would publish it after the COMMIT, and a crash in
 // between would lose it.
@@ -272,13 +297,15 @@ func (t *transactional) commit(ctx context.Context, s session, queued []attempt.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.config.CommitTimeout)
 	defer cancel()
 
-	done, err := s.commit(ctx, append(queued, attempt.Insert(rows)...))
+	inserts := attempt.Insert(rows)
+	done, err := s.commit(ctx, append(queued, inserts...))
 	if err != nil {
 		err = fmt.Errorf("middleware: commit: %w", err)
-		if s.broken() || done >= len(queued) && !integrity(err) {
+		s.rollback(ctx)
+		if len(queued) <= done && done < len(queued)+len(inserts) && !integrity(err) {
 			err = blameless(err) // an outbox that cannot take any row is no fault of this message
 		}
-		return err
+		return blame(ctx, s, err)
 	}
 	for _, row := range rows {
 		if row.Wake != nil {

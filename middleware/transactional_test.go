@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"runtime"
 	"strings"
 	"sync"
@@ -323,33 +324,6 @@ func TestSwallowedSQLErrorIsFound(t *testing.T) {
 	})
 }
 
-func TestTransactionEndedByTheHandler(t *testing.T) {
-	eachDB(t, func(t *testing.T, w *world) {
-		for _, end := range []string{"commit", "rollback"} {
-			h := w.consume(once.Config{}, func(msg *message.Message) ([]*message.Message, error) {
-				require.NoError(t, exec(msg.Context(), end))
-				return nil, nil
-			})
-			err := deliver(t, h, newMessage("event-"+end))
-			require.ErrorIs(t, err, once.ErrTxEnded)
-			require.True(t, once.IsPermanent(err))
-			require.True(t, once.ShouldPoison(err))
-			require.Equal(t, map[string]int{"commit": 1, "rollback": 0}[end],
-				w.count(`select count(*) from watermill_processed_events where event_id = $1`, "event-"+end))
-		}
-		w.idle()
-	})
-}
-
-func TestTransactionEndedAndBegunAgain(t *testing.T) {
-	w := newWorld(t, "pgx")
-	h := w.consume(once.Config{}, func(msg *message.Message) ([]*message.Message, error) {
-		return nil, errors.Join(exec(msg.Context(), "commit"), exec(msg.Context(), "begin"))
-	})
-	require.ErrorIs(t, deliver(t, h, newMessage("event")), once.ErrTxEnded)
-	w.idle()
-}
-
 func TestConflictsAreRunAgain(t *testing.T) {
 	eachDB(t, func(t *testing.T, w *world) {
 		for _, state := range []string{"40001", "40P01"} {
@@ -519,6 +493,78 @@ func TestHandlerMayChangeTheMessage(t *testing.T) {
 	})
 }
 
+// On the Router and on the handler too, by mistake: the inner claim would wait for the outer one until the lock timeout, and the
+// event be handled never.
+func TestTransactionalTwice(t *testing.T) {
+	eachDB(t, func(t *testing.T, w *world) {
+		err := deliver(t, w.consume(once.Config{}, w.consume(once.Config{}, apply)), newMessage("event"))
+		require.ErrorContains(t, err, "twice")
+		require.True(t, once.IsPermanent(err))
+		require.False(t, once.ShouldPoison(err))
+		w.requireNothing()
+
+		// Another consumer is no mistake.
+		inner := w.consume(once.Config{Consumer: "inner"}, apply)
+		require.NoError(t, deliver(t, w.consume(once.Config{}, inner), newMessage("event")))
+		require.Equal(t, 1, w.effects())
+		require.Equal(t, 2, w.claims())
+	})
+}
+
+// Another session's DDL makes prepared statements useless, once on each connection: no message is to blame.
+func TestHandlerSurvivesDDL(t *testing.T) {
+	for _, driver := range []string{"pgx", "sql-pgx"} {
+		t.Run(driver, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, driver)
+			var seen recorder
+			h := w.consume(once.Config{OnOutcome: seen.record}, func(msg *message.Message) ([]*message.Message, error) {
+				ctx := msg.Context()
+				if tx, ok := once.PgxTx(ctx); ok {
+					rows, err := tx.Query(ctx, `select * from effects where event_id = $1`, "x")
+					if err != nil {
+						return nil, err
+					}
+					rows.Close()
+					return nil, rows.Err()
+				}
+				tx, _ := once.SQLTx(ctx)
+				rows, err := tx.QueryContext(ctx, `select * from effects where event_id = $1`, "x")
+				if err != nil {
+					return nil, err
+				}
+				return nil, errors.Join(rows.Close(), rows.Err())
+			})
+			require.NoError(t, deliver(t, h, newMessage("warm-up")))
+			_, err := w.pool.Exec(t.Context(), `alter table effects add column more text`)
+			require.NoError(t, err)
+			require.NoError(t, deliver(t, h, newMessage("event")))
+			require.Equal(t, 2, seen.outcomes[1].Attempts)
+		})
+	}
+}
+
+// An event id that the database's encoding has no letters for fails at the claim, each time: that is for the poison queue.
+func TestUntranslatableEventID(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "sql-pq")
+	_, err := w.pool.Exec(t.Context(), `create database latin1_of_this_test template template0 encoding 'LATIN1' lc_collate 'C' lc_ctype 'C'`)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := w.pool.Exec(context.WithoutCancel(t.Context()), `drop database latin1_of_this_test with (force)`)
+		require.NoError(t, err)
+	})
+	u, err := url.Parse(w.url)
+	require.NoError(t, err)
+	u.Path = "/latin1_of_this_test"
+	w.db = w.open(u.String())
+	require.NoError(t, once.InitializeSchema(t.Context(), w.db))
+	err = deliver(t, w.consume(once.Config{}, apply), newMessage("日本"))
+	require.Error(t, err)
+	require.True(t, once.IsPermanent(err))
+	require.True(t, once.ShouldPoison(err))
+}
+
 func TestClaimsDisabled(t *testing.T) {
 	eachDB(t, func(t *testing.T, w *world) {
 		h := w.consume(once.Config{Dedupe: dedupe.Config{Disabled: true}}, func(msg *message.Message) ([]*message.Message, error) {
@@ -550,6 +596,8 @@ func TestConfigFaultsComeAllAtOnce(t *testing.T) {
 		LockTimeout: time.Hour,
 	})
 	require.Error(t, err)
+	_, tooLong := once.Transactional(nil, once.Config{LockTimeout: 30 * 24 * time.Hour, CommitTimeout: 31 * 24 * time.Hour})
+	require.ErrorContains(t, tooLong, "LockTimeout")
 	for _, field := range []string{"pool is nil", "Consumer", "Dedupe", "Table", "MaxAttempts", "CommitTimeout"} {
 		require.ErrorContains(t, err, field)
 	}

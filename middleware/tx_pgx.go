@@ -2,7 +2,6 @@ package middleware
 
 import (
 	"context"
-	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -18,28 +17,28 @@ type pgxTx struct {
 	pgx.Tx
 	attempt   *attempt.Attempt
 	savepoint *attempt.Mark // nil: the transaction itself
-	committed atomic.Bool   // by COMMIT in raw SQL
 }
 
 // Attempt is how the outbox knows that a transaction is ours.
 func (t *pgxTx) Attempt() *attempt.Attempt { return t.attempt }
 
 func (t *pgxTx) Commit(ctx context.Context) error {
-	switch {
-	case t.attempt.Ended():
+	if !t.attempt.Enter() {
 		return pgx.ErrTxClosed
-	case t.savepoint == nil:
-		return ErrTxManaged
-	default:
-		return t.Tx.Commit(ctx)
 	}
+	defer t.attempt.Leave()
+	if t.savepoint == nil {
+		return ErrTxManaged
+	}
+	return t.Tx.Commit(ctx)
 }
 
 func (t *pgxTx) Rollback(ctx context.Context) error {
-	switch {
-	case t.attempt.Ended():
+	if !t.attempt.Enter() {
 		return pgx.ErrTxClosed
-	case t.savepoint == nil:
+	}
+	defer t.attempt.Leave()
+	if t.savepoint == nil {
 		return ErrTxManaged
 	}
 	err := t.Tx.Rollback(ctx)
@@ -50,9 +49,10 @@ func (t *pgxTx) Rollback(ctx context.Context) error {
 }
 
 func (t *pgxTx) Begin(ctx context.Context) (pgx.Tx, error) {
-	if t.attempt.Ended() {
+	if !t.attempt.Enter() {
 		return nil, pgx.ErrTxClosed
 	}
+	defer t.attempt.Leave()
 	mark := t.attempt.Mark()
 	tx, err := t.Tx.Begin(ctx)
 	if err != nil {
@@ -62,48 +62,50 @@ func (t *pgxTx) Begin(ctx context.Context) (pgx.Tx, error) {
 }
 
 func (t *pgxTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if t.attempt.Ended() {
+	if !t.attempt.Enter() {
 		return pgconn.CommandTag{}, pgx.ErrTxClosed
 	}
-	tag, err := t.Tx.Exec(ctx, sql, args...)
-	if tag.String() == "COMMIT" { // seen here since a BEGIN behind it would hide it from settle
-		t.committed.Store(true)
-	}
-	return tag, err
+	defer t.attempt.Leave()
+	return t.Tx.Exec(ctx, sql, args...)
 }
 
 func (t *pgxTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if t.attempt.Ended() {
+	if !t.attempt.Enter() {
 		return closedRows{}, pgx.ErrTxClosed
 	}
+	defer t.attempt.Leave()
 	return t.Tx.Query(ctx, sql, args...)
 }
 
 func (t *pgxTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if t.attempt.Ended() {
+	if !t.attempt.Enter() {
 		return closedRows{}
 	}
+	defer t.attempt.Leave()
 	return t.Tx.QueryRow(ctx, sql, args...)
 }
 
 func (t *pgxTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	if t.attempt.Ended() {
+	if !t.attempt.Enter() {
 		return pgx.FailedBatchResults(batch, pgx.ErrTxClosed)
 	}
+	defer t.attempt.Leave()
 	return t.Tx.SendBatch(ctx, batch)
 }
 
 func (t *pgxTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, source pgx.CopyFromSource) (int64, error) {
-	if t.attempt.Ended() {
+	if !t.attempt.Enter() {
 		return 0, pgx.ErrTxClosed
 	}
+	defer t.attempt.Leave()
 	return t.Tx.CopyFrom(ctx, table, columns, source)
 }
 
 func (t *pgxTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if t.attempt.Ended() {
+	if !t.attempt.Enter() {
 		return nil, pgx.ErrTxClosed
 	}
+	defer t.attempt.Leave()
 	return t.Tx.Prepare(ctx, name, sql)
 }
 

@@ -14,7 +14,7 @@ import (
 // BEGIN does nothing and COMMIT and ROLLBACK are refused.
 type sqlShim struct {
 	inner   driver.Conn
-	attempt *attempt.Attempt
+	attempt *attempt.Attempt // nil: for statements of our own
 
 	mu    sync.Mutex
 	db    *sql.DB // opened on first use: a handler that only queues needs none
@@ -89,7 +89,24 @@ func (c sqlShimConn) BeginTx(context.Context, driver.TxOptions) (driver.Tx, erro
 	return sqlShimTx(c), nil
 }
 
+// enter begins a call on the connection, for the function that comes back to end.
+func (c sqlShimConn) enter() (leave func(), err error) {
+	switch {
+	case c.shim.attempt == nil:
+		return func() {}, nil
+	case c.shim.attempt.Enter():
+		return c.shim.attempt.Leave, nil
+	default:
+		return nil, sql.ErrTxDone
+	}
+}
+
 func (c sqlShimConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
+	leave, err := c.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	if inner, ok := c.shim.inner.(driver.ConnPrepareContext); ok {
 		return inner.PrepareContext(ctx, query)
 	}
@@ -97,6 +114,11 @@ func (c sqlShimConn) PrepareContext(ctx context.Context, query string) (driver.S
 }
 
 func (c sqlShimConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	leave, err := c.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	if inner, ok := c.shim.inner.(driver.ExecerContext); ok {
 		return inner.ExecContext(ctx, query, args)
 	}
@@ -104,6 +126,11 @@ func (c sqlShimConn) ExecContext(ctx context.Context, query string, args []drive
 }
 
 func (c sqlShimConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	leave, err := c.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	if inner, ok := c.shim.inner.(driver.QueryerContext); ok {
 		return inner.QueryContext(ctx, query, args)
 	}

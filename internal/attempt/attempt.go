@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"sync"
+	"time"
 )
 
 // Statement is one SQL statement and its arguments.
@@ -28,6 +29,8 @@ type Attempt struct {
 	queued []Statement
 	rows   []Row
 	handed *sql.Tx
+	calls  int           // under way on the transaction
+	left   chan struct{} // closed when the last call leaves an ended attempt; nil unless somebody waits
 }
 
 // Mark is a point in an attempt to go back to, as a savepoint is in its transaction.
@@ -89,15 +92,60 @@ func (a *Attempt) Reset(m Mark) {
 	a.rows = a.rows[:min(m.rows, len(a.rows))]
 }
 
-// End closes the attempt to its handler and gives what it kept, in the order in which it came.
-func (a *Attempt) End() (queued []Statement, rows []Row) {
+// Enter begins a call on the transaction, which Leave ends. False: the attempt has ended, and its connection may serve
+// somebody else.
+func (a *Attempt) Enter() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.ended {
-		return nil, nil
+		return false
+	}
+	a.calls++
+	return true
+}
+
+// Leave ends a call that Enter has begun.
+func (a *Attempt) Leave() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.calls--; a.calls == 0 && a.left != nil {
+		close(a.left)
+		a.left = nil
+	}
+}
+
+// End closes the attempt to its handler and gives what it kept, in the order in which it came. running: a call is still under
+// way, on a goroutine that the handler left behind.
+func (a *Attempt) End() (queued []Statement, rows []Row, running bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended {
+		return nil, nil, a.calls > 0
 	}
 	a.ended = true
-	return a.queued, a.rows
+	return a.queued, a.rows, a.calls > 0
+}
+
+// Left waits until no call is under way on an ended attempt, for as long as patience lasts.
+func (a *Attempt) Left(patience time.Duration) bool {
+	a.mu.Lock()
+	if a.calls == 0 {
+		a.mu.Unlock()
+		return true
+	}
+	if a.left == nil {
+		a.left = make(chan struct{})
+	}
+	left := a.left
+	a.mu.Unlock()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-left:
+		return true
+	case <-timer.C:
+		return false
+	}
 }
 
 // Ended tells whether End has been called.
