@@ -2,203 +2,418 @@ package outbox
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
+	"sync"
 	"time"
-
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// delivery is what the relay knows beyond what the table says. It outlives sessions.
+// delivery is what the relay knows beyond what the table says. It outlives sessions. Its loop talks to PostgreSQL, one
+// errand at a time; workers talk to the broker meanwhile.
 type delivery struct {
-	relay *Relay
-	wake  <-chan struct{}
+	relay    *Relay
+	running  context.Context // of Run
+	ctx      context.Context // of the messages: it lasts until the time to close is up
+	batches  BatchPublisher  // nil where the broker takes one message at a time
+	wake     <-chan struct{}
+	progress chan struct{} // from the workers to the loop
+	workers  sync.WaitGroup
 
-	// sent is what the broker has taken and is still in the table.
-	sent []taken
-	// held are the keys whose first message the broker did not take: nothing of the key may overtake it.
-	held map[string]*hold
-	// failed counts failures since the broker last took a message.
-	failed int
+	mu       sync.Mutex
+	active   int // workers
+	lanes    lanes
+	floor    floor
+	troubles troubles
+	due      dueHeap
+	shards   map[int]bool // held; true: to be given back as soon as nothing of it is in memory
+	lease    lease
+	closing  bool
+
+	taken    []*pending // by the broker, and still in the table
+	settling []*pending // those that the trip under way deletes
+	notes    []note
+
+	accepted  uint64 // messages that the broker has taken
+	inARow    int    // failures since it last took one
+	unparked  int    // messages that had trouble and are tried again
+	nextProbe time.Time
+
+	limit       int  // of a page
+	more        bool // the last page was full
+	asked       bool // somebody has said that there is something
+	pause       time.Duration
+	nextPoll    time.Time
+	nextFlush   time.Time
+	nextBalance time.Time
+	nextReload  time.Time
 }
 
-type taken struct {
-	offset int64
-	uuid   string
+func newDelivery(running, work context.Context, r *Relay, wake <-chan struct{}) *delivery {
+	d := &delivery{
+		relay:    r,
+		running:  running,
+		ctx:      work,
+		wake:     wake,
+		progress: make(chan struct{}, 1),
+		lanes:    newLanes(),
+		floor:    newFloor(),
+		troubles: newTroubles(),
+	}
+	d.batches, _ = r.broker.(BatchPublisher)
+	return d
 }
 
-type hold struct {
-	backoff backoff
-	until   time.Time
-}
-
-// maxHeld bounds the keys that are left alone at the same time, and maxFailed the failures in a row before the relay
-// pauses: when the broker is down, every key fails.
 const (
-	maxHeld   = 10_000
-	maxFailed = 100
+	balanceInterval = 500 * time.Millisecond
+	flushInterval   = 10 * time.Millisecond // how long a message that was sent stays in the table, for company
+	firstPause      = 5 * time.Millisecond  // between polls, when there has just been something
+	probeInterval   = 100 * time.Millisecond
 )
 
-func newDelivery(r *Relay, wake <-chan struct{}) *delivery {
-	return &delivery{relay: r, wake: wake, held: make(map[string]*hold)}
+// begin forgets what holds for one session only.
+func (d *delivery) begin() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lanes.drop(func(*pending) bool { return true })
+	d.taken = append(d.taken, d.settling...)
+	d.settling = nil
+	for _, row := range d.lanes.known {
+		row.old = true
+	}
+	d.floor.reset()
+	d.troubles, d.due, d.unparked = newTroubles(), nil, 0
+	d.notes = nil
+	d.shards = make(map[int]bool)
+	d.lease = lease{}
+	now := time.Now()
+	d.limit, d.more, d.asked, d.pause = min(firstPage, d.pageSize()), false, true, firstPause
+	d.nextPoll, d.nextBalance, d.nextReload = now, now, now
 }
 
-// run sends until ctx ends or the session is lost. No transaction is open while the broker is at it.
+// end stops the workers from sending more: without a session there are no locks.
+func (d *delivery) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lease = lease{}
+	d.lanes.drop(func(*pending) bool { return true })
+}
+
+// run sends until ctx ends or the session is lost.
 func (d *delivery) run(ctx, work context.Context, s *session) error {
-	for ctx.Err() == nil {
-		more, err := d.pass(ctx, work, s)
-		if err != nil {
-			return err
-		}
-		if !more {
-			d.wait(ctx)
-		}
-	}
-	return nil
-}
-
-// pass sends one batch, and tells whether there may be more.
-func (d *delivery) pass(ctx, work context.Context, s *session) (more bool, err error) {
-	if err := d.settle(work, s); err != nil {
-		return false, err
-	}
-	held := d.heldKeys(time.Now())
-	if len(held) >= maxHeld {
-		return false, nil
-	}
-	batch, err := s.fetch(work, held, d.relay.config.BatchSize)
-	if err != nil {
-		return false, err
-	}
-	if err := d.publish(ctx, work, batch); err != nil {
-		// The time is up, but what was taken before need not be sent again.
-		last, cancel := lastWords(work)
-		defer cancel()
-		return false, errors.Join(err, d.settle(last, s))
-	}
-	err = d.settle(work, s)
-	return len(batch) == d.relay.config.BatchSize && d.failed < maxFailed, err
-}
-
-// settle deletes what was sent. What could not be deleted is remembered, and not sent again.
-func (d *delivery) settle(ctx context.Context, s *session) error {
-	if len(d.sent) == 0 {
-		return nil
-	}
-	if err := s.remove(ctx, d.sent); err != nil {
-		return err
-	}
-	d.sent = d.sent[:0]
-	return nil
-}
-
-// publish sends the rows one after the other, as long as ctx lasts.
-func (d *delivery) publish(ctx, work context.Context, batch []pending) error {
-	failedHere := make(map[string]bool)
-	for i := range batch {
-		row := &batch[i]
-		if ctx.Err() != nil {
-			return nil
-		}
-		if failedHere[row.key] {
-			continue
-		}
-		err, returned := d.send(work, row)
-		if !returned {
-			return ErrCloseTimeout
-		}
-		if err != nil {
-			failedHere[row.key] = true
-			d.hold(row, err)
-			continue
-		}
-		d.failed = 0
-		d.sent = append(d.sent, taken{row.offset, row.uuid})
-		delete(d.held, row.key)
-	}
-	return nil
-}
-
-// send waits for the broker, which has no context to be told to stop, as long as work lasts.
-func (d *delivery) send(work context.Context, row *pending) (err error, returned bool) {
-	msg, err := row.message(work)
-	if err != nil {
-		return err, true
-	}
-	result := make(chan error, 1)
-	go func() { result <- publish(d.relay.broker, row.topic, msg) }()
-	select {
-	case err := <-result:
-		return err, true
-	case <-work.Done():
-		return nil, false
-	}
-}
-
-func publish(broker message.Publisher, topic string, msg *message.Message) (err error) {
+	d.begin()
+	defer d.end()
+	last, release := outlive(work, lastWordsTime)
+	defer release()
+	results := make(chan *errand, 1)
+	underway := false
+	// Nothing may be left running on the session.
 	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("broker's Publish panicked: %v", p)
+		if underway {
+			<-results
 		}
 	}()
-	return broker.Publish(topic, msg)
-}
-
-func (row *pending) message(ctx context.Context) (*message.Message, error) {
-	msg := message.NewMessage(row.uuid, row.payload)
-	if err := json.Unmarshal(row.metadata, &msg.Metadata); err != nil {
-		return nil, fmt.Errorf("decode metadata: %w", err)
-	}
-	msg.SetContext(ctx)
-	return msg, nil
-}
-
-// hold leaves a key alone for a while.
-func (d *delivery) hold(row *pending, err error) {
-	d.failed++
-	h := d.held[row.key]
-	if h == nil {
-		h = &hold{backoff: backoff{first: 100 * time.Millisecond}}
-		d.held[row.key] = h
-	}
-	delay := h.backoff.next()
-	h.until = time.Now().Add(delay)
-	d.relay.logger.Error("Could not publish from outbox, the message's key waits", err, watermill.LogFields{
-		"topic":        row.topic,
-		"message_uuid": row.uuid,
-		"offset":       row.offset,
-		"wait":         delay,
-	})
-}
-
-func (d *delivery) heldKeys(now time.Time) []string {
-	keys := make([]string, 0, len(d.held))
-	for key, h := range d.held {
-		switch {
-		case h.until.After(now):
-			keys = append(keys, key)
-		case now.Sub(h.until) > longestBackoff:
-			delete(d.held, key) // its message has gone otherwise
-		}
-	}
-	return keys
-}
-
-// wait lasts until there may be something to do: a signal, the end of a hold, or the next poll.
-func (d *delivery) wait(ctx context.Context) {
-	delay := d.relay.config.PollInterval
-	for _, h := range d.held {
-		if left := time.Until(h.until); left > 0 {
-			delay = min(delay, left)
-		}
-	}
-	timer := time.NewTimer(delay)
+	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	ended, timeUp := ctx.Done(), work.Done()
+	for {
+		if !underway {
+			e, wait, done := d.plan(time.Now())
+			if done {
+				return nil
+			}
+			if e != nil {
+				underway = true
+				go func() {
+					e.run(last, s)
+					results <- e
+				}()
+			} else {
+				timer.Reset(wait)
+			}
+		}
+		select {
+		case <-timer.C:
+		case <-d.progress:
+		case <-d.wake:
+			d.mu.Lock()
+			d.asked, d.pause = true, firstPause
+			d.mu.Unlock()
+		case e := <-results:
+			underway = false
+			if err := d.finish(e, time.Now()); err != nil {
+				return err
+			}
+		case <-ended:
+			ended = nil
+			d.mu.Lock()
+			d.closing = true
+			d.lanes.drop(func(*pending) bool { return true })
+			d.mu.Unlock()
+		case <-timeUp:
+			if underway {
+				e := <-results
+				underway = false
+				if err := d.finish(e, time.Now()); err != nil {
+					return errors.Join(ErrCloseTimeout, err)
+				}
+			}
+			if e, _, _ := d.plan(time.Now()); e != nil && e.trip != nil {
+				e.run(last, s)
+				if err := d.finish(e, time.Now()); err != nil {
+					return errors.Join(ErrCloseTimeout, err)
+				}
+			}
+			return ErrCloseTimeout
+		}
+	}
+}
+
+func (d *delivery) waitFor(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return d.wait(ctx)
+}
+
+// wait waits for what the broker still has in hand when there is no session.
+func (d *delivery) wait(work context.Context) error {
+	done := make(chan struct{})
+	go func() {
+		d.workers.Wait()
+		close(done)
+	}()
 	select {
-	case <-timer.C:
-	case <-d.wake:
-	case <-ctx.Done():
+	case <-done:
+		return nil
+	case <-work.Done():
+		return ErrCloseTimeout
+	}
+}
+
+// errand is one thing to do with PostgreSQL: a trip, or a look at who has which shards.
+type errand struct {
+	trip *trip
+
+	holding []int // shards that are held and stay
+	leave   []int // and those to give back
+	reload  bool
+
+	began    time.Time
+	taken    []int
+	beyond   int
+	troubles []*trouble
+	took     time.Duration
+	err      error
+}
+
+func (e *errand) run(ctx context.Context, s *session) {
+	e.began = time.Now()
+	if e.trip != nil {
+		e.err = s.do(ctx, e.trip)
+		return
+	}
+	e.taken, e.beyond, e.err = s.balance(ctx, len(e.holding), e.leave)
+	shards := e.taken
+	if e.reload {
+		shards = append(append([]int{}, e.holding...), e.taken...)
+	}
+	if e.err == nil && len(shards) > 0 {
+		started := time.Now()
+		e.troubles, e.err = s.readTroubles(ctx, shards)
+		e.took = time.Since(started)
+	}
+}
+
+// plan decides what to do next: an errand, or to wait.
+func (d *delivery) plan(now time.Time) (e *errand, wait time.Duration, done bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closing && d.lanes.sending == 0 && len(d.taken) == 0 && len(d.notes) == 0 {
+		return nil, 0, true
+	}
+	d.start(now)
+	if !d.closing && (!now.Before(d.nextBalance) || d.drained()) {
+		return d.planBalance(now), 0, false
+	}
+	t := &trip{}
+	wait = min(d.lease.at.Add(beat).Sub(now), d.nextBalance.Sub(now))
+	wanted := wait <= 0 && !d.closing
+	if d.closing {
+		wait = beat
+	}
+
+	if len(d.taken) > 0 {
+		idle := d.lanes.sending == 0 && d.active == 0
+		if flush := d.nextFlush.Sub(now); idle || flush <= 0 || len(d.taken) >= d.settleAt() || d.closing {
+			wanted = true
+		} else {
+			wait = min(wait, flush)
+		}
+	}
+	wanted = wanted || len(d.notes) > 0
+	if !d.closing {
+		if t.due = d.dueNow(now, &wait); len(t.due) > 0 {
+			wanted = true
+		}
+		if d.mayFetch() {
+			poll := d.nextPoll.Sub(now)
+			if t.fetch = d.more || d.asked || poll <= 0; t.fetch {
+				wanted = true
+			} else {
+				wait = min(wait, poll)
+			}
+		}
+		if d.outage() && len(d.lanes.fresh) > 0 {
+			wait = min(wait, max(d.nextProbe.Sub(now), time.Millisecond))
+		}
+	}
+	if !wanted {
+		return nil, max(wait, 0), false
+	}
+	if t.fetch {
+		d.asked = false
+	}
+	d.load(t)
+	return &errand{trip: t}, 0, false
+}
+
+func (d *delivery) pageSize() int { return max(1, d.relay.config.BatchSize/2) }
+func (d *delivery) settleAt() int { return max(1, d.relay.config.BatchSize/4) }
+
+// mayFetch tells whether there is room for a page.
+func (d *delivery) mayFetch() bool {
+	if d.lanes.waiting > d.relay.config.BatchSize/2 {
+		return false
+	}
+	for _, leaving := range d.shards {
+		if !leaving {
+			return true
+		}
+	}
+	return false
+}
+
+// load puts on a trip what there is to tell and to ask.
+func (d *delivery) load(t *trip) {
+	t.sent, d.taken = d.taken, nil
+	d.settling = t.sent
+	t.notes, d.notes = d.notes, nil
+	for _, row := range t.sent {
+		if trouble := d.troubles.byOffset[row.offset]; trouble != nil {
+			d.forget(trouble)
+		}
+	}
+	for _, n := range t.notes {
+		if trouble := d.troubles.byOffset[n.row.offset]; trouble != nil && n.parked && d.relay.config.PassParked {
+			d.troubles.release(trouble)
+			d.floor.back(n.row.offset)
+		}
+	}
+	if !t.fetch {
+		return
+	}
+	t.floor = d.floor.high
+	t.limit = d.limit
+	gone := make(map[int64]bool, len(t.sent))
+	for _, row := range t.sent {
+		gone[row.offset] = true
+	}
+	t.known = make([]int64, 0, 64)
+	for offset := range d.lanes.known {
+		if offset > t.floor && !gone[offset] {
+			t.known = append(t.known, offset)
+		}
+	}
+	t.troubled = len(d.troubles.waiting) > 0
+	for shard, leaving := range d.shards {
+		if !leaving {
+			t.shards = append(t.shards, shard)
+		}
+	}
+	if len(t.shards) == d.relay.config.Shards {
+		t.shards = nil
+	}
+}
+
+// finish takes in what an errand has brought.
+func (d *delivery) finish(e *errand, now time.Time) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if e.err != nil {
+		return e.err
+	}
+	if e.trip == nil {
+		d.finishBalance(e, now)
+		return nil
+	}
+	t := e.trip
+	d.lease = lease{t.began}
+	for _, row := range t.sent {
+		if d.lanes.known[row.offset] == row {
+			delete(d.lanes.known, row.offset)
+		}
+	}
+	d.settling = nil
+	if t.fetch {
+		d.finishFetch(t, now)
+	}
+	// What follows lowers the floor, and lets keys go on whose rows this page may lack.
+	d.finishDue(t)
+	for _, row := range t.sent {
+		if row.old {
+			d.floor.back(row.offset - 1) // the offset may have become another message's
+		}
+	}
+	d.start(now)
+	return nil
+}
+
+func (d *delivery) finishFetch(t *trip, now time.Time) {
+	d.adjustLimit(t)
+	if !d.floor.observe(t.page, now) {
+		d.asked = true
+		return
+	}
+	d.more = len(t.rows) == t.limit
+	if d.closing {
+		return
+	}
+	for _, row := range t.rows {
+		_, known := d.lanes.known[row.offset]
+		leaving, held := d.shards[row.shard]
+		if known || !held || leaving || d.troubles.waiting[row.key] > 0 {
+			continue
+		}
+		d.lanes.admit(row)
+	}
+	if len(t.rows) > 0 {
+		d.pause = firstPause
+	}
+	d.nextPoll = now.Add(d.pause)
+	d.pause = min(2*d.pause, d.relay.config.PollInterval)
+}
+
+// adjustLimit keeps pages small where messages are large. Nothing is known of them before they are read.
+func (d *delivery) adjustLimit(t *trip) {
+	size := 0
+	for _, row := range t.rows {
+		size += len(row.payload)
+	}
+	switch {
+	case size > pageBytes:
+		d.limit = max(1, t.limit/2)
+	case size < pageBytes/4 && len(t.rows) == t.limit:
+		d.limit = min(2*t.limit, d.pageSize())
+	}
+}
+
+const (
+	firstPage = 32
+	pageBytes = 8 << 20
+)
+
+// poke has the loop look.
+func (d *delivery) poke() {
+	select {
+	case d.progress <- struct{}{}:
+	default:
 	}
 }

@@ -21,7 +21,22 @@
 // Messages of one key, across all topics, are first sent in the order in which their transactions committed. The key is
 // the metadata partition_key unless Config.Key says otherwise; messages without one are their own key, and unordered. A
 // transaction locks the keys it writes from its insert to its commit: 1,024 advisory locks for each outbox, which keys
-// share. A message that the broker refuses holds up its key, and no other.
+// share. Each message leaves with its place in that order, SequenceKey, for consumers to tell old from new
+// (ordering.OutboxSequence).
+//
+// # The relay
+//
+// Run as many relays as you like, on as many machines: they divide the keys among themselves, by shards, and when one
+// goes or dies the others take its shards over within seconds. Many keys are with the broker at a time, and of one key one
+// message; a broker that is a BatchPublisher gets whole batches. A relay hears of new messages by RelayConfig.Wake, and
+// from other processes by Publisher.Notify; what neither tells it, it finds by polling.
+//
+// A message that the broker refuses holds up its key, and no other. It is tried again after 100 ms, then after twice as
+// long each time, up to 30 s. After RelayConfig.MaxAttempts it is parked: see Config.ListParked, CountParked, RetryParked
+// and DiscardParked, which work from any program. What cannot be read is parked at once. While the broker takes nothing at
+// all, nothing is parked.
+//
+// A relay needs sessions of its own. Behind PgBouncer in transaction mode it refuses to work; publishers do not mind.
 //
 // # The table
 //
@@ -32,6 +47,7 @@
 // # What it does not do
 //
 // It does not deliver once: after a crash, or when another relay takes over, messages are sent again, under the same
-// UUID. Their consumers need package dedupe. It does not order messages of different keys. It loses what PostgreSQL
-// loses, for example in a failover without synchronous replication.
+// UUID, and a second copy may arrive behind newer messages of its key. Their consumers need package dedupe. It does not
+// order messages of different keys. It loses what PostgreSQL loses, for example in a failover without synchronous
+// replication.
 package outbox

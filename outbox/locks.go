@@ -35,9 +35,6 @@ func (l *keyLocks) of(key string) *int64 {
 // relay holds it shared.
 func readerLock(topic string) int64 { return lockID("reader", topic) }
 
-// relayLock is held by the one relay that is at work.
-func relayLock(topic string) int64 { return lockID("relay", topic) }
-
 // lockID gives a positive id: a negative number behind a cast is not read alike in all of pgx's modes.
 func lockID(purpose, topic string) int64 {
 	sum := sha256.Sum256([]byte("watermill-once outbox " + purpose + " " + topic))

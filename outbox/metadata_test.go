@@ -75,7 +75,7 @@ func TestKeyLocksOfOutboxesDiffer(t *testing.T) {
 			require.False(t, seen[lock])
 			seen[lock] = true
 		}
-		for _, lock := range []int64{readerLock(topic), relayLock(topic)} {
+		for _, lock := range []int64{readerLock(topic), newShardLocks(topic, 1, 16).door, newShardLocks(topic, 1, 16).shard} {
 			require.False(t, seen[lock])
 			seen[lock] = true
 		}

@@ -126,7 +126,7 @@ func TestOpposedKeyOrdersDoNotDeadlock(t *testing.T) {
 						return
 					}
 				}
-				_, rows := a.End()
+				_, rows, _ := a.End()
 				err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 					var batch pgx.Batch
 					for _, s := range attempt.Insert(rows) {

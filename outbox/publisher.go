@@ -85,11 +85,11 @@ func (p *Publisher) PublishTx(ctx context.Context, tx pgx.Tx, topic string, msgs
 	if carrier, ok := tx.(attempt.Carrier); ok {
 		return p.keep(carrier.Attempt(), topic, msgs)
 	}
-	statements, err := p.statements(topic, msgs)
+	rows, err := p.rowsOf(topic, msgs)
 	if err != nil {
 		return err
 	}
-	return failed(topic, execPgx(ctx, tx, statements))
+	return failed(topic, execPgx(ctx, tx, attempt.Pipeline(rows)))
 }
 
 // PublishSQLTx is PublishTx for database/sql. On the handler's own transaction it needs the handler's context to know
@@ -104,11 +104,11 @@ func (p *Publisher) PublishSQLTx(ctx context.Context, tx *sql.Tx, topic string, 
 	if a, ok := attempt.FromContext(ctx); ok && a.Handed(tx) {
 		return p.keep(a, topic, msgs)
 	}
-	statements, err := p.statements(topic, msgs)
+	rows, err := p.rowsOf(topic, msgs)
 	if err != nil {
 		return err
 	}
-	for _, s := range statements {
+	for _, s := range attempt.Insert(rows) {
 		if _, err := tx.ExecContext(ctx, s.SQL, s.Args...); err != nil {
 			return failed(topic, err)
 		}
@@ -163,7 +163,7 @@ func (p *Publisher) keep(a *attempt.Attempt, topic string, msgs []*message.Messa
 	return failed(topic, a.Publish(rows...))
 }
 
-func (p *Publisher) statements(topic string, msgs []*message.Message) ([]attempt.Statement, error) {
+func (p *Publisher) rowsOf(topic string, msgs []*message.Message) ([]attempt.Row, error) {
 	rows := make([]attempt.Row, len(msgs))
 	for i, msg := range msgs {
 		var err error
@@ -171,7 +171,7 @@ func (p *Publisher) statements(topic string, msgs []*message.Message) ([]attempt
 			return nil, err
 		}
 	}
-	return attempt.Insert(rows), nil
+	return rows, nil
 }
 
 func execPgx(ctx context.Context, tx pgx.Tx, statements []attempt.Statement) error {

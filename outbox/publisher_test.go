@@ -95,7 +95,7 @@ func TestInheritedMetadata(t *testing.T) {
 			msg := newMessage("", "")
 			msg.Metadata = test.own
 			require.NoError(t, newPublisher(t, outbox.Config{}).PublishContext(attempt.NewContext(t.Context(), a), "topic", msg))
-			_, rows := a.End()
+			_, rows, _ := a.End()
 			require.Equal(t, test.want, decode(t, rows[0].Metadata))
 		})
 	}
@@ -105,7 +105,7 @@ func TestInheritedMetadataThatIsNoTextIsLeftOut(t *testing.T) {
 	t.Parallel()
 	a := &attempt.Attempt{Headers: map[string]string{"correlation_id": "\xff", "traceparent": "a\x00b"}}
 	require.NoError(t, newPublisher(t, outbox.Config{}).PublishContext(attempt.NewContext(t.Context(), a), "topic", newMessage("", "")))
-	_, rows := a.End()
+	_, rows, _ := a.End()
 	require.Equal(t, "{}", rows[0].Metadata)
 }
 
@@ -150,7 +150,7 @@ func TestInvalidMessagesAreRefusedBeforeAnythingIsWritten(t *testing.T) {
 
 			a := &attempt.Attempt{}
 			require.ErrorIs(t, p.PublishContext(attempt.NewContext(t.Context(), a), test.topic, newMessage("key", ""), test.msg), outbox.ErrInvalidMessage)
-			_, rows := a.End()
+			_, rows, _ := a.End()
 			require.Empty(t, rows)
 		})
 	}
@@ -199,7 +199,7 @@ func TestOnePublishIsForOneTransaction(t *testing.T) {
 	require.ErrorIs(t, p.Publish("topic", msgs...), outbox.ErrNoTransaction)
 	msgs[1].SetContext(attempt.NewContext(t.Context(), other))
 	require.ErrorContains(t, p.Publish("topic", msgs...), "another transaction")
-	_, rows := one.End()
+	_, rows, _ := one.End()
 	require.Empty(t, rows)
 }
 
@@ -239,7 +239,7 @@ func TestPublishInTheHandlersOwnTransactionWaitsForTheCommit(t *testing.T) {
 	defer func() { _ = sqlTx.Rollback() }()
 	a.Hand(sqlTx)
 	require.NoError(t, p.PublishSQLTx(attempt.NewContext(t.Context(), a), sqlTx, "topic", newMessage("", "")))
-	_, rows := a.End()
+	_, rows, _ := a.End()
 	require.Len(t, rows, 2)
 	for _, row := range rows {
 		require.Equal(t, `{"correlation_id":"c"}`, row.Metadata)
@@ -263,7 +263,7 @@ func TestPublishInAForeignTransactionWritesAtOnce(t *testing.T) {
 	require.NoError(t, p.PublishSQLTx(ctx, sqlTx, "topic", newMessage("", "")))
 	require.NoError(t, sqlTx.Commit())
 
-	_, rows := a.End()
+	_, rows, _ := a.End()
 	require.Empty(t, rows)
 	written := contents(t, pool, outbox.Config{})
 	require.Len(t, written, 2)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -21,12 +22,42 @@ type RelayConfig struct {
 	// Defaults to "outbox".
 	Topic string
 
-	// BatchSize is how many messages are read at a time: also how many, at most, are sent again after a crash.
-	// Defaults to 100.
+	// BatchSize is how many messages, at most, the broker has and the table too: that is how many may be sent again
+	// after a crash. Messages are read by half as many at a time, as are the batches for a BatchPublisher; about as many
+	// again wait in memory. Lower it where messages are large.
+	// Defaults to 2,000.
 	BatchSize int
 
-	// PollInterval is how long the relay waits when there is nothing to send, unless it is woken. It bounds the delay of
-	// messages that other processes have written.
+	// Concurrency is how many messages the broker is given at a time, of as many keys. A BatchPublisher gets one batch
+	// at a time instead.
+	// Defaults to 64.
+	Concurrency int
+
+	// Shards is into how many parts the keys are divided among the relays of an outbox: each part is one relay's at a
+	// time, so no more relays than that have something to do. All relays of an outbox must agree; to change it, stop
+	// them all. At most 1,024.
+	// Defaults to 16.
+	Shards int
+
+	// MaxAttempts is how often a message is tried before it is parked: it stays in the table, with the error, until it
+	// is retried or discarded (Config.RetryParked, Config.DiscardParked). An attempt counts if the error says that it is
+	// permanent, by a method Permanent() bool; or if the broker has taken other messages since the last one; or if there
+	// are no others. So a broker that is down parks nothing. Attempts are 30 seconds apart at most.
+	// Defaults to 25: some ten minutes.
+	MaxAttempts int
+
+	// PassParked lets the messages behind a parked one go on. A parked message that is retried is then out of order.
+	// Defaults to false: the key waits until its parked message is retried or discarded.
+	PassParked bool
+
+	// KeepSent leaves messages in the table when they have been sent, with the time in sent_at. Deleting them is the
+	// user's then. A relay walks over them when it starts or takes over another's shards, unless there is an index
+	// for that: create index on watermill_outbox ("offset") where sent_at is null.
+	// Defaults to false: they are deleted.
+	KeepSent bool
+
+	// PollInterval is how long the relay waits, at most, before it looks again though nobody has woken it. While there is
+	// something now and then it looks more often.
 	// Defaults to 250 ms.
 	PollInterval time.Duration
 
@@ -34,7 +65,8 @@ type RelayConfig struct {
 	// Defaults to 30 s.
 	CloseTimeout time.Duration
 
-	// Wake is the Publisher whose COMMITs in this process wake the relay. May be nil: polling finds its messages.
+	// Wake is the Publisher whose COMMITs in this process wake the relay. May be nil: see Publisher.Notify for those of
+	// other processes; else polling finds the messages.
 	Wake *Publisher
 }
 
@@ -42,14 +74,19 @@ type RelayConfig struct {
 func (c RelayConfig) Validate() error {
 	c.setDefaults()
 	faults := []error{checkName(c.Topic)}
-	if c.BatchSize < 1 {
-		faults = append(faults, errors.New("BatchSize is negative"))
+	for _, setting := range []struct {
+		name  string
+		value int
+	}{
+		{"BatchSize", c.BatchSize}, {"Concurrency", c.Concurrency}, {"Shards", c.Shards}, {"MaxAttempts", c.MaxAttempts},
+		{"PollInterval", int(c.PollInterval)}, {"CloseTimeout", int(c.CloseTimeout)},
+	} {
+		if setting.value < 0 {
+			faults = append(faults, errors.New(setting.name+" is negative"))
+		}
 	}
-	if c.PollInterval < 0 {
-		faults = append(faults, errors.New("PollInterval is negative"))
-	}
-	if c.CloseTimeout < 0 {
-		faults = append(faults, errors.New("CloseTimeout is negative"))
+	if c.Shards > maxShards {
+		faults = append(faults, fmt.Errorf("%s is %d, more than %d", "Shards", c.Shards, maxShards))
 	}
 	if c.Wake != nil && c.Wake.config.Topic != c.Topic {
 		faults = append(faults, fmt.Errorf("Wake writes to the outbox %q, not to %q", c.Wake.config.Topic, c.Topic))
@@ -61,8 +98,13 @@ func (c *RelayConfig) setDefaults() {
 	if c.Topic == "" {
 		c.Topic = "outbox"
 	}
-	if c.BatchSize == 0 {
-		c.BatchSize = 100
+	for _, setting := range []struct {
+		value *int
+		usual int
+	}{{&c.BatchSize, 2000}, {&c.Concurrency, 64}, {&c.Shards, 16}, {&c.MaxAttempts, 25}} {
+		if *setting.value == 0 {
+			*setting.value = setting.usual
+		}
 	}
 	if c.PollInterval == 0 {
 		c.PollInterval = 250 * time.Millisecond
@@ -73,7 +115,7 @@ func (c *RelayConfig) setDefaults() {
 }
 
 // Relay sends the messages of an outbox to a broker, those of one key in the order of their commits, each at least
-// once, and deletes them when the broker has taken them.
+// once, and deletes them when the broker has taken them. Each leaves with its own UUID, its metadata, and SequenceKey.
 type Relay struct {
 	pool   *pgxpool.Pool
 	broker message.Publisher
@@ -81,8 +123,8 @@ type Relay struct {
 	logger watermill.LoggerAdapter
 }
 
-// NewRelay reports all faults at once. The relay takes a connection of its own out of the pool while it runs, which then
-// does not count among the pool's. logger may be nil.
+// NewRelay reports all faults at once. The relay takes two connections of its own out of the pool while it runs, which
+// then do not count among the pool's. Where the broker is a BatchPublisher it gets batches. logger may be nil.
 func NewRelay(pool *pgxpool.Pool, broker message.Publisher, config RelayConfig, logger watermill.LoggerAdapter) (*Relay, error) {
 	config.setDefaults()
 	faults := []error{config.Validate()}
@@ -107,55 +149,64 @@ func NewRelay(pool *pgxpool.Pool, broker message.Publisher, config RelayConfig, 
 }
 
 // Run sends until ctx ends, and returns nil then, having finished what it was sending; or ErrCloseTimeout. Where
-// PostgreSQL or the broker fails, it goes on by itself when they are back. Any number of relays may run for one outbox:
-// one is at work, and another takes over when it ends or loses its connection. A message may be sent twice then.
+// PostgreSQL or the broker fails, it goes on by itself when they are back. It gives up where it cannot work: ErrPooled,
+// ErrShards.
+//
+// Any number of relays may run for one outbox, in one process or many. They share its keys by shards, and when one comes,
+// goes or dies, its shards move within seconds. A message may be sent twice then; what is sent for the first time is
+// still in the order of its key. A relay that was frozen (its process stopped, its host away) loses its shards after ten
+// seconds, and when it wakes sends no more than what it had already begun to give to the broker.
 func (r *Relay) Run(ctx context.Context) error {
 	// Statements and Publish calls under way may finish when ctx ends, within the bound.
 	work, release := outlive(ctx, r.config.CloseTimeout)
 	defer release()
 
-	var wake <-chan struct{}
+	bell := newBell()
+	var helpers sync.WaitGroup
+	defer helpers.Wait()
+	listening, stopListening := context.WithCancel(ctx)
+	defer stopListening()
+	helpers.Go(func() { r.listen(listening, bell) })
 	if r.config.Wake != nil {
-		signals, stop := r.config.Wake.wake.listen()
-		defer stop()
-		wake = signals
+		defer r.config.Wake.wake.add(bell)()
 	}
 
-	d := newDelivery(r, wake)
-	failures := backoff{first: 100 * time.Millisecond}
+	d := newDelivery(ctx, work, r, bell.rung)
+	failures := backoff{first: firstBackoff}
 	for ctx.Err() == nil {
 		err := r.serve(ctx, work, d, &failures)
 		switch {
 		case errors.Is(err, ErrCloseTimeout):
 			return err
+		case errors.Is(err, ErrPooled), errors.Is(err, ErrShards):
+			return errors.Join(err, d.waitFor(work, r.config.CloseTimeout))
 		case ctx.Err() != nil:
-			return nil
+			return d.wait(work)
 		}
 		delay := failures.next()
 		r.logger.Error("Outbox relay lost PostgreSQL, going on", err, watermill.LogFields{"wait": delay})
 		sleep(ctx, delay)
 	}
-	return nil
+	return d.wait(work)
 }
 
 // serve is one session with PostgreSQL, from its connection to its loss.
 func (r *Relay) serve(ctx, work context.Context, d *delivery, failures *backoff) error {
-	s, err := openSession(ctx, r.pool, r.config.Topic)
+	s, err := openSession(ctx, r.pool, r.config)
 	if err != nil {
 		return err
 	}
 	defer s.close(work)
 	for ctx.Err() == nil {
-		first, err := s.lead(work)
+		entered, err := s.enter(ctx, r.config.Topic)
 		if err != nil {
 			return err
 		}
 		failures.reset()
-		if first {
-			r.logger.Info("Outbox relay is at work", nil)
+		if entered {
 			return d.run(ctx, work, s)
 		}
-		sleep(ctx, r.config.PollInterval)
+		sleep(ctx, min(r.config.PollInterval, beat))
 	}
 	return nil
 }

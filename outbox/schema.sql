@@ -8,7 +8,13 @@ begin
         where attrelid = to_regclass('watermill_outbox')
           and attname in ('transaction_id', 'topic', 'key', 'attempts', 'last_error', 'next_attempt_at', 'parked_at', 'sent_at')
           and not attisdropped
-    ) = 8 then
+    ) = 8 and exists (
+        select
+        from pg_index
+        where indrelid = to_regclass('watermill_outbox')
+          and indpred is not null
+          and indkey[0] = (select attnum from pg_attribute where attrelid = indrelid and attname = 'key')
+    ) then
         return;
     end if;
 
@@ -31,7 +37,7 @@ begin
             -- the price of jsonb here.
             metadata        json not null default '{}'
                             check (metadata::text ~ '^\s*\{(\s*"([^"\\]|\\.)*"\s*:\s*"([^"\\]|\\.)*"\s*,?)*\s*\}\s*$'),
-            -- What the relay notes down.
+            -- What the relay notes down. A parked message has next_attempt_at = infinity.
             attempts        integer not null default 0,
             last_error      text,
             next_attempt_at timestamptz,
@@ -54,6 +60,17 @@ begin
             add column if not exists next_attempt_at timestamptz,
             add column if not exists parked_at timestamptz,
             add column if not exists sent_at timestamptz;
+    end if;
+
+    -- The messages that the broker did not take. The relay asks for each message whether one of its key is among them.
+    if not exists (
+        select
+        from pg_index
+        where indrelid = to_regclass('watermill_outbox')
+          and indpred is not null
+          and indkey[0] = (select attnum from pg_attribute where attrelid = indrelid and attname = 'key')
+    ) then
+        create index on watermill_outbox (key, "offset") where next_attempt_at is not null;
     end if;
 end
 $schema$;

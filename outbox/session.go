@@ -2,7 +2,10 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,120 +16,269 @@ import (
 const statementTimeout = time.Minute
 
 // session is the relay's own connection. Its locks are the session's: while its statements succeed they are held, and
-// when it is lost they are free for the next relay.
+// when it is lost they are free for other relays.
 type session struct {
 	conn  *pgx.Conn
-	topic string
+	pid   uint32
 	table string
+	locks shardLocks
+	sql   relaySQL
 }
 
 // openSession takes a connection out of the pool, made with all the pool's hooks.
-func openSession(ctx context.Context, pool *pgxpool.Pool, topic string) (*session, error) {
+func openSession(ctx context.Context, pool *pgxpool.Pool, config RelayConfig) (*session, error) {
 	pooled, err := pool.Acquire(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("outbox: relay: connect: %w", err)
 	}
-	return &session{conn: pooled.Hijack(), topic: topic, table: tableOf(topic)}, nil
+	s := &session{conn: pooled.Hijack(), table: tableOf(config.Topic)}
+	if err := s.prepare(ctx, pool, config); err != nil {
+		s.close(ctx)
+		return nil, err
+	}
+	return s, nil
 }
+
+func (s *session) prepare(ctx context.Context, pool *pgxpool.Pool, config RelayConfig) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if err := s.requireOwnBackend(ctx, pool); err != nil {
+		return err
+	}
+	if _, err := s.conn.Exec(ctx, settings, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("outbox: relay: set up session: %w", err)
+	}
+	var (
+		table    uint32
+		sequence *string
+	)
+	err := s.conn.QueryRow(ctx, `select to_regclass($1)::oid::bigint, pg_get_serial_sequence($1, 'offset')`, s.table).Scan(&table, &sequence)
+	if err != nil {
+		return fmt.Errorf("outbox: relay: look up table: %w", err)
+	}
+	s.locks = newShardLocks(config.Topic, table, config.Shards)
+	s.sql = newRelaySQL(s.table, sequence, config)
+	return nil
+}
+
+// settings of the session. The first make the server end the session of a relay that is frozen or whose host is gone, so
+// that its locks are free within seconds; older servers lack idle_session_timeout and notice lost hosts only. The others
+// keep the planner to the indexes: it knows nothing of what is in the table now, and a sort would read the whole backlog
+// for each page.
+const settings = `select set_config(name, value, false)
+from (values
+    ('idle_session_timeout', '10s'),
+    ('tcp_keepalives_idle', '5'),
+    ('tcp_keepalives_interval', '2'),
+    ('tcp_keepalives_count', '3'),
+    ('tcp_user_timeout', '10s'),
+    ('default_transaction_isolation', 'read committed'),
+    ('enable_seqscan', 'off'),
+    ('enable_bitmapscan', 'off'),
+    ('enable_sort', 'off'),
+    ('jit', 'off')
+) as wanted (name, value)
+where name in (select name from pg_settings)`
+
+// A relay may trust in its locks for trustFor after it has sent a statement that succeeded, which is less than the
+// server's patience with a silent session. It says something every beat.
+const (
+	trustFor = 7 * time.Second
+	beat     = time.Second
+)
 
 // close gives the locks back before it hangs up: the server may take its time to notice that.
 func (s *session) close(ctx context.Context) {
 	ctx, cancel := lastWords(ctx)
 	defer cancel()
 	if !s.conn.IsClosed() {
-		_, _ = s.conn.Exec(ctx, "select pg_advisory_unlock_all()")
+		_, _ = s.conn.Exec(ctx, "select pg_advisory_unlock_all()", pgx.QueryExecModeSimpleProtocol)
 	}
 	_ = s.conn.Close(ctx)
 }
 
 // lastWords gives the time for a statement after all time is up.
 func lastWords(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	return context.WithTimeout(context.WithoutCancel(ctx), lastWordsTime)
 }
 
-// lead tells whether this session is the one to send: no other relay is, and no stock subscriber is in the middle of a
-// batch. The locks stay.
-func (s *session) lead(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	for _, lock := range []struct {
-		try string
-		id  int64
-	}{
-		{"select pg_try_advisory_lock($1)", relayLock(s.topic)},
-		{"select pg_try_advisory_lock_shared($1)", readerLock(s.topic)},
-	} {
-		var mine bool
-		if err := s.conn.QueryRow(ctx, lock.try, lock.id).Scan(&mine); err != nil {
-			return false, fmt.Errorf("outbox: relay: lock: %w", err)
-		}
-		if !mine {
-			_, err := s.conn.Exec(ctx, "select pg_advisory_unlock_all()")
-			return false, err
-		}
-	}
-	return true, nil
-}
+const lastWordsTime = 5 * time.Second
 
-// pending is a row that waits to be sent.
-type pending struct {
-	offset   int64
-	topic    string
-	key      string
-	uuid     string
-	payload  []byte
-	metadata []byte
-}
+// ErrPooled is returned by Run where its connections do not stay with one backend of the server, as behind PgBouncer in
+// transaction mode. The relay's locks would be the backend's, which serves others too: give it a pool that connects
+// directly, or in session mode.
+var ErrPooled = errors.New("outbox: relay needs sessions of its own: the connection goes through a pooler in transaction mode, " +
+	"where locks and LISTEN do not hold; connect directly or in session mode")
 
-// fetchSQL reads what is visible, in the order of the primary key, which it follows without a sort. Rows of one key
-// become visible in the order of their offsets: their writers hold the key's lock from before the offset until after
-// the commit. Columns are selected as they are: an expression under the name of one would be what "order by" means.
-func fetchSQL(table string) string {
-	return `select "offset", topic, key, uuid, payload, metadata
-from ` + table + `
-where parked_at is null
-  and sent_at is null
-  and key <> all ($1::text[])
-order by "offset"
-limit $2`
-}
-
-// fetch reads the next rows of all keys but held ones.
-func (s *session) fetch(ctx context.Context, held []string, limit int) ([]pending, error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	rows, err := s.conn.Query(ctx, fetchSQL(s.table), held, limit)
+// requireOwnBackend looks whether the session's backend changes, and whether another connection can get it in between.
+func (s *session) requireOwnBackend(ctx context.Context, pool *pgxpool.Pool) error {
+	pid, err := backendOf(ctx, s.conn)
 	if err != nil {
-		return nil, fmt.Errorf("outbox: relay: fetch: %w", err)
+		return err
 	}
-	batch, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p pending, err error) {
-		err = row.Scan(&p.offset, &p.topic, &p.key, &p.uuid, &p.payload, &p.metadata)
-		return p, err
-	})
+	s.pid = pid
+	if pid == s.conn.PgConn().PID() {
+		return nil // the server itself said so in the beginning; a pooler makes that number up
+	}
+	other, err := pool.Acquire(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("outbox: relay: fetch: %w", err)
+		return fmt.Errorf("outbox: relay: connect: %w", err)
 	}
-	return batch, nil
-}
-
-// remove deletes what the broker has taken. An offset alone does not name a message for ever: a standby that was behind
-// when it took over gives the offsets that it has not seen to other messages.
-func (s *session) remove(ctx context.Context, rows []taken) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	offsets, uuids := make([]int64, len(rows)), make([]string, len(rows))
-	for i := range rows {
-		offsets[i], uuids[i] = rows[i].offset, rows[i].uuid
-	}
-	if _, err := s.conn.Exec(ctx, removeSQL(s.table), offsets, uuids); err != nil {
-		return fmt.Errorf("outbox: relay: delete: %w", err)
+	defer other.Release()
+	for round := range 8 {
+		if err := s.competeForBackend(ctx, other.Conn()); err != nil {
+			return err
+		}
+		// A pooler that gives its backends out in turn must not come round to the same ones each time.
+		for range round % 3 {
+			if err := s.requireSameBackend(ctx); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
 
-func removeSQL(table string) string {
-	return `delete from ` + table + ` as row
-using unnest($1::bigint[], $2::text[]) as taken ("offset", uuid)
-where row."offset" = taken."offset"
-  and row.uuid = taken.uuid`
+// competeForBackend has another connection keep the backend that it gets. A pooler in transaction mode gives it the one
+// that this session had last, or leaves this session another one.
+func (s *session) competeForBackend(ctx context.Context, other *pgx.Conn) (err error) {
+	if _, err := other.Exec(ctx, "begin", pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("outbox: relay: look for a pooler: %w", err)
+	}
+	defer func() {
+		_, ended := other.Exec(ctx, "rollback", pgx.QueryExecModeSimpleProtocol)
+		err = errors.Join(err, ended)
+	}()
+	kept, err := backendOf(ctx, other)
+	if err != nil {
+		return err
+	}
+	if kept == s.pid {
+		return ErrPooled
+	}
+	return s.requireSameBackend(ctx)
+}
+
+func (s *session) requireSameBackend(ctx context.Context) error {
+	pid, err := backendOf(ctx, s.conn)
+	if err == nil && pid != s.pid {
+		err = ErrPooled
+	}
+	return err
+}
+
+func backendOf(ctx context.Context, conn *pgx.Conn) (pid uint32, err error) {
+	if err := conn.QueryRow(ctx, "select pg_backend_pid()", pgx.QueryExecModeSimpleProtocol).Scan(&pid); err != nil {
+		return 0, fmt.Errorf("outbox: relay: look for a pooler: %w", err)
+	}
+	return pid, nil
+}
+
+// ErrShards is matched by the error of Run where a relay with another number of shards is at work on the same outbox.
+var ErrShards = errors.New("outbox: relays of one outbox must have the same number of shards")
+
+// enter makes the relay one of those that share the outbox; not while a stock subscriber is in the middle of a batch.
+func (s *session) enter(ctx context.Context, topic string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	var mine bool
+	if err := s.conn.QueryRow(ctx, "select pg_try_advisory_lock_shared($1)", readerLock(topic)).Scan(&mine); err != nil {
+		return false, fmt.Errorf("outbox: relay: lock: %w", err)
+	}
+	if !mine {
+		return false, nil
+	}
+	// One at a time: of two with different numbers, one is first.
+	if _, err := s.conn.Exec(ctx, "select pg_advisory_lock($1)", s.locks.door); err != nil {
+		return false, fmt.Errorf("outbox: relay: lock: %w", err)
+	}
+	r, err := s.roster(ctx)
+	if err != nil {
+		return false, err
+	}
+	if len(r.counts) > 0 {
+		return false, fmt.Errorf("%w: this one has %d, one at work has %d", ErrShards, s.locks.count, r.counts[0])
+	}
+	_, err = s.conn.Exec(ctx, "select pg_advisory_lock_shared($1), pg_advisory_unlock($2)",
+		s.locks.member|int64(s.locks.count), s.locks.door)
+	if err != nil {
+		return false, fmt.Errorf("outbox: relay: lock: %w", err)
+	}
+	return true, nil
+}
+
+const selectLocks = `select pid, classid::bigint << 32 | objid::bigint
+from pg_locks
+where locktype = 'advisory'
+  and objsubid = 1
+  and granted
+  and database = (select oid from pg_database where datname = current_database())
+  and classid::bigint in ($1, $2)`
+
+// roster looks who is there.
+func (s *session) roster(ctx context.Context) (roster, error) {
+	rows, err := s.conn.Query(ctx, selectLocks, s.locks.member>>32, s.locks.shard>>32)
+	if err != nil {
+		return roster{}, fmt.Errorf("outbox: relay: look for other relays: %w", err)
+	}
+	locks, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h held, err error) {
+		err = row.Scan(&h.pid, &h.id)
+		return h, err
+	})
+	if err != nil {
+		return roster{}, fmt.Errorf("outbox: relay: look for other relays: %w", err)
+	}
+	return s.locks.roster(locks), nil
+}
+
+// balance gives back the shards in leave, and takes free ones as far as this relay's share goes. It gives the shards
+// taken, and how many are held beyond the share.
+func (s *session) balance(ctx context.Context, holding int, leave []int) (taken []int, beyond int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	for _, shard := range leave {
+		if _, err := s.conn.Exec(ctx, "select pg_advisory_unlock($1)", s.locks.shard|int64(shard)); err != nil {
+			return nil, 0, fmt.Errorf("outbox: relay: unlock: %w", err)
+		}
+	}
+	r, err := s.roster(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	if !slices.Contains(r.members, s.pid) {
+		return nil, 0, ErrPooled // the lock was taken by another backend
+	}
+	quota := r.quota(s.pid, s.locks.count)
+	var wanted []int64
+	for _, shard := range r.free(s.pid, s.locks.count) {
+		if holding+len(wanted) < quota {
+			wanted = append(wanted, s.locks.shard|int64(shard))
+		}
+	}
+	if len(wanted) > 0 {
+		rows, err := s.conn.Query(ctx, "select id & 65535 from unnest($1::bigint[]) as id where pg_try_advisory_lock(id)", wanted)
+		if err == nil {
+			taken, err = pgx.CollectRows(rows, pgx.RowTo[int])
+		}
+		if err != nil {
+			return nil, 0, fmt.Errorf("outbox: relay: lock: %w", err)
+		}
+	}
+	return taken, max(0, holding-quota), nil
+}
+
+// shardOf gives a row's shard, by PostgreSQL's hash: all relays of a table ask the same server.
+func shardOf(count int) string {
+	return fmt.Sprintf("((hashtextextended(key, 0) & 9223372036854775807) %% %d)::integer", count)
+}
+
+// lines joins clauses, leaving out empty ones.
+func lines(clauses ...string) string {
+	kept := clauses[:0]
+	for _, clause := range clauses {
+		if clause != "" {
+			kept = append(kept, clause)
+		}
+	}
+	return strings.Join(kept, "\n")
 }

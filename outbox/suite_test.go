@@ -87,7 +87,7 @@ func handle(t testing.TB, pool *pgxpool.Pool, headers map[string]string, handler
 	t.Helper()
 	a := &attempt.Attempt{Headers: headers}
 	handler(attempt.NewContext(t.Context(), a))
-	_, rows := a.End()
+	_, rows, _ := a.End()
 	inTx(t, pool, func(tx pgx.Tx) { flush(t, tx, rows) })
 	for _, row := range rows {
 		row.Wake()

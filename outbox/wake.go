@@ -2,36 +2,43 @@ package outbox
 
 import "sync"
 
-// wake tells relays of the same process that something has been committed. A signal that finds another one waiting
-// adds nothing to it.
+// bell wakes one listener. A ring that finds another one waiting adds nothing to it.
+type bell struct{ rung chan struct{} }
+
+func newBell() *bell { return &bell{make(chan struct{}, 1)} }
+
+func (b *bell) ring() {
+	select {
+	case b.rung <- struct{}{}:
+	default:
+	}
+}
+
+// wake tells those who listen in this process that something has been committed.
 type wake struct {
-	mu        sync.Mutex
-	listeners map[chan struct{}]struct{}
+	mu    sync.Mutex
+	bells map[*bell]struct{}
 }
 
 func (w *wake) signal() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for c := range w.listeners {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
+	for b := range w.bells {
+		b.ring()
 	}
 }
 
-// listen gives a channel that receives after each signal from now on, until stop is called.
-func (w *wake) listen() (signals <-chan struct{}, stop func()) {
-	c := make(chan struct{}, 1)
+// add has a bell ring at each signal from now on, until remove is called.
+func (w *wake) add(b *bell) (remove func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.listeners == nil {
-		w.listeners = make(map[chan struct{}]struct{})
+	if w.bells == nil {
+		w.bells = make(map[*bell]struct{})
 	}
-	w.listeners[c] = struct{}{}
-	return c, func() {
+	w.bells[b] = struct{}{}
+	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		delete(w.listeners, c)
+		delete(w.bells, b)
 	}
 }

@@ -11,19 +11,19 @@ func TestWakeSignalsCoalesce(t *testing.T) {
 	t.Parallel()
 	var w wake
 	w.signal() // nobody listens
-	first, stopFirst := w.listen()
-	second, stopSecond := w.listen()
-	defer stopSecond()
-	require.Empty(t, first)
+	first, second := newBell(), newBell()
+	stopFirst := w.add(first)
+	defer w.add(second)()
+	require.Empty(t, first.rung)
 	w.signal()
 	w.signal()
-	require.Len(t, first, 1)
-	require.Len(t, second, 1)
-	<-first
+	require.Len(t, first.rung, 1)
+	require.Len(t, second.rung, 1)
+	<-first.rung
 	stopFirst()
 	w.signal()
-	require.Empty(t, first)
-	require.Len(t, second, 1)
+	require.Empty(t, first.rung)
+	require.Len(t, second.rung, 1)
 }
 
 func TestBackoffIsBounded(t *testing.T) {

@@ -45,6 +45,31 @@ func Insert(rows []Row) []Statement {
 	return statements
 }
 
+// few is up to how many rows are cheaper one by one than as arrays, where statements cost no trip.
+const few = 4
+
+// Pipeline is Insert for callers that send all statements in one trip: a few rows become a statement each.
+func Pipeline(rows []Row) []Statement {
+	if len(rows) < 2 || len(rows) > few {
+		return Insert(rows)
+	}
+	statements := make([]Statement, 0, 1+len(rows))
+	locks := locksOf(rows)
+	var first *int64
+	switch len(locks) {
+	case 0:
+	case 1:
+		first = &locks[0] // taken with the first row, whichever needs it
+	default:
+		statements = append(statements, Statement{SQL: takeLocks, Args: []any{integers(locks)}})
+	}
+	for i := range rows {
+		statements = append(statements, insertRow(&rows[i], first))
+		first = nil
+	}
+	return statements
+}
+
 // InsertOne gives one statement for rows of one table, however many and large they are: for callers that cannot send
 // several.
 func InsertOne(rows []Row) Statement {
@@ -143,10 +168,14 @@ func insertRows(rows []Row, locks []int64) Statement {
 const takeLocks = `select count(pg_advisory_xact_lock(id))
 from unnest($1::bigint[]) as id`
 
-// insertOneInto: the function is strict, so a null lock takes none and still gives its row.
+// insertOneInto has no subplan, for it is half of what an outbox costs: the values are computed in the order of the table's
+// columns, of which transaction_id is the first and the offset the second. So the lock and the transaction's id are there before
+// the offset is drawn. The function is strict: a null lock takes none.
 const insertOneInto = `insert into @table (transaction_id, uuid, topic, key, payload, metadata)
-select xid, $1::text, $2::text, $3::text, $4::bytea, $5::json
-from pg_current_xact_id() as xid, pg_advisory_xact_lock($6::bigint)`
+values (
+    case when pg_advisory_xact_lock($6::bigint) is null then pg_current_xact_id() else pg_current_xact_id() end,
+    $1::text, $2::text, $3::text, $4::bytea, $5::json
+)`
 
 // insertManyInto has one text for any number of rows, so that it stays prepared. Nothing is left to the planner: the
 // columns' defaults, the offset among them, are computed above the join with the locks and above the sort.

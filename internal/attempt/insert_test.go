@@ -83,6 +83,27 @@ func TestInsertLargeRowsIsCutUp(t *testing.T) {
 	require.Len(t, Insert(rows[3:4]), 1, "one row cannot be cut up")
 }
 
+// All locks come before all offsets here too.
+func TestPipelineOfFewRows(t *testing.T) {
+	t.Parallel()
+	rows := []Row{row(`"a"`, "1", nil, 1), row(`"b"`, "2", lock(9), 1), row(`"a"`, "3", lock(3), 1), row(`"a"`, "4", lock(9), 1), row(`"a"`, "5", nil, 1)}
+	require.Equal(t, Insert(rows), Pipeline(rows))
+	require.Equal(t, Insert(rows[:1]), Pipeline(rows[:1]))
+	require.Empty(t, Pipeline(nil))
+
+	statements := Pipeline(rows[:4])
+	require.Len(t, statements, 5)
+	require.Equal(t, Statement{SQL: takeLocks, Args: []any{"{3,9}"}}, statements[0])
+	for i, s := range statements[1:] {
+		require.Equal(t, rows[i].UUID, s.Args[0])
+		require.Nil(t, s.Args[5])
+	}
+	statements = Pipeline(rows[:2])
+	require.Len(t, statements, 2)
+	require.Equal(t, int64(9), statements[0].Args[5], "the one lock comes with the first row")
+	require.Nil(t, statements[1].Args[5])
+}
+
 func FuzzAppendQuoted(f *testing.F) {
 	for _, text := range []string{"", "plain", `"`, `\`, `a"b\c`, `\"`, "NULL", "{,}"} {
 		f.Add(text)

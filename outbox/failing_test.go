@@ -1,0 +1,334 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/watermill-once/watermill-once/outbox"
+)
+
+func parked(t testing.TB, pool *pgxpool.Pool) []outbox.Parked {
+	t.Helper()
+	all, err := outbox.Config{}.ListParked(t.Context(), pool, 0, 1000)
+	require.NoError(t, err)
+	return all
+}
+
+func parkedPayloads(t testing.TB, pool *pgxpool.Pool) []string {
+	t.Helper()
+	var texts []string
+	for _, p := range parked(t, pool) {
+		texts = append(texts, string(p.Payload))
+	}
+	return texts
+}
+
+// refusing refuses the messages of some payloads.
+func refusing(payloads ...string) func(string, *message.Message) error {
+	return func(_ string, msg *message.Message) error {
+		if slices.Contains(payloads, string(msg.Payload)) {
+			return errors.New("no:\x00 \xff") // text that PostgreSQL refuses
+		}
+		return nil
+	}
+}
+
+// trickle keeps the broker taking messages, until the test ends.
+func trickle(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	p := newPublisher(t, outbox.Config{})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			tx, err := pool.Begin(ctx)
+			if err != nil {
+				return
+			}
+			if p.PublishTx(ctx, tx, "topic", newMessage("", "trickle")) == nil {
+				_ = tx.Commit(ctx)
+			}
+			_ = tx.Rollback(context.Background())
+			time.Sleep(5 * time.Millisecond)
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+}
+
+func withoutTrickle(all []sent) []string {
+	return slices.DeleteFunc(payloads(all), func(p string) bool { return p == "trickle" })
+}
+
+func TestAMessageThatFailsIsParkedAndItsKeyWaits(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	config := outbox.Config{}
+	b := newBroker()
+	b.refuse = refusing("2", "5")
+	publish(t, pool, numbered(12, 3)...) // 2, 5, 8, 11 are one key
+	trickle(t, pool)
+	startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 3})
+	eventually(t, "2 is parked", func() bool { return len(parked(t, pool)) == 1 })
+	all := parked(t, pool)
+	require.Equal(t, "2", string(all[0].Payload))
+	require.Equal(t, 3, all[0].Attempts)
+	require.Equal(t, "no: \uFFFD", all[0].LastError)
+	require.Equal(t, "key-2", all[0].Key)
+	msg, err := all[0].Message()
+	require.NoError(t, err)
+	require.Equal(t, "key-2", msg.Metadata[outbox.PartitionKeyKey])
+	count, behind, err := config.CountParked(t.Context(), pool)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, count)
+	require.EqualValues(t, 3, behind)
+	eventually(t, "the others are sent", func() bool { return len(withoutTrickle(b.all())) == 8 })
+	require.NotContains(t, withoutTrickle(b.all()), "8")
+
+	// Retried, it fails again; the number of its attempts begins anew.
+	n, err := config.RetryParked(t.Context(), pool, all[0].Offset, 999)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	eventually(t, "2 is parked again", func() bool {
+		again := parked(t, pool)
+		return len(again) == 1 && again[0].ParkedAt.After(all[0].ParkedAt) && again[0].Attempts == 3
+	})
+	// Discarded, it lets its key go on, up to the next one that fails.
+	n, err = config.DiscardParked(t.Context(), pool, all[0].Offset, all[0].Offset)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	eventually(t, "5 is parked", func() bool { return slices.Equal(parkedPayloads(t, pool), []string{"5"}) })
+	n, err = config.DiscardParked(t.Context(), pool, parked(t, pool)[0].Offset)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	eventually(t, "all others are sent", func() bool { return len(withoutTrickle(b.all())) == 10 })
+	var ofKey []string
+	for _, s := range b.all() {
+		if s.key() == "key-2" {
+			ofKey = append(ofKey, s.Payload)
+		}
+	}
+	require.Equal(t, []string{"8", "11"}, ofKey)
+}
+
+func TestARetriedMessageIsSentBeforeThoseBehindIt(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := newBroker()
+	var down atomic.Bool
+	down.Store(true)
+	b.refuse = func(_ string, msg *message.Message) error {
+		if down.Load() && string(msg.Payload) == "0" {
+			return permanentError{}
+		}
+		return nil
+	}
+	publish(t, pool, numbered(5, 1)...)
+	stop := startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 2})
+	eventually(t, "it is parked", func() bool { return len(parked(t, pool)) == 1 })
+	stop()
+	// Another relay knows it from the table.
+	startRelay(t, pool, b, outbox.RelayConfig{})
+	publish(t, pool, newMessage("other", "other"))
+	b.wait(t, 1)
+	require.Equal(t, []string{"other"}, payloads(b.all()))
+	down.Store(false)
+	_, err := outbox.Config{}.RetryParked(t.Context(), pool, parked(t, pool)[0].Offset)
+	require.NoError(t, err)
+	require.Equal(t, []string{"other", "0", "1", "2", "3", "4"}, payloads(b.wait(t, 6)))
+	drained(t, pool)
+}
+
+type permanentError struct{}
+
+func (permanentError) Error() string   { return "too large" }
+func (permanentError) Permanent() bool { return true }
+
+func TestKeysGoOnBehindParkedMessages(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := newBroker()
+	var down atomic.Bool
+	down.Store(true)
+	b.refuse = func(_ string, msg *message.Message) error {
+		if n, _ := strconv.Atoi(string(msg.Payload)); down.Load() && n%10 == 0 {
+			return permanentError{}
+		}
+		return nil
+	}
+	publish(t, pool, numbered(40, 2)...)
+	config := outbox.RelayConfig{MaxAttempts: 1, PassParked: true, BatchSize: 8}
+	stop := startRelay(t, pool, b, config)
+	eventually(t, "all others are sent", func() bool { return len(b.all()) == 36 })
+	require.Equal(t, []string{"0", "10", "20", "30"}, parkedPayloads(t, pool))
+	count, behind, err := outbox.Config{}.CountParked(t.Context(), pool)
+	require.NoError(t, err)
+	require.EqualValues(t, 4, count)
+	require.Zero(t, behind)
+	stop()
+	startRelay(t, pool, b, config)
+	publish(t, pool, newMessage("key-0", "41"))
+	b.wait(t, 37)
+	down.Store(false)
+	var offsets []int64
+	for _, p := range parked(t, pool) {
+		offsets = append(offsets, p.Offset)
+	}
+	_, err = outbox.Config{}.RetryParked(t.Context(), pool, offsets...)
+	require.NoError(t, err)
+	b.wait(t, 41)
+	drained(t, pool)
+	require.Len(t, b.all(), 41)
+}
+
+// While the broker takes nothing, no message is to blame; when it is back, nothing waits for the end of a long back-off.
+func TestAnOutageParksNothing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := newBroker()
+	var down atomic.Bool
+	down.Store(true)
+	var refused atomic.Int32
+	b.refuse = func(string, *message.Message) error {
+		if down.Load() {
+			refused.Add(1)
+			return errors.New("connection refused")
+		}
+		return nil
+	}
+	const count = 2000
+	publish(t, pool, numbered(count, 500)...)
+	startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 1})
+	eventually(t, "it has tried", func() bool { return refused.Load() > 400 })
+	require.Empty(t, parked(t, pool))
+	var attempts int
+	require.NoError(t, pool.QueryRow(t.Context(), `select sum(attempts) from watermill_outbox`).Scan(&attempts))
+	require.Zero(t, attempts)
+	var noted int
+	require.NoError(t, pool.QueryRow(t.Context(), `select count(*) from watermill_outbox
+		where last_error = 'connection refused' and next_attempt_at > now() - interval '1 minute'`).Scan(&noted))
+	require.NotZero(t, noted)
+	require.Less(t, noted, 300, "it goes on trying new keys though nothing is taken")
+	down.Store(false)
+	began := time.Now()
+	b.wait(t, count)
+	require.Less(t, time.Since(began), 10*time.Second)
+	drained(t, pool)
+	require.Len(t, b.all(), count)
+	next := make(map[string]int)
+	for _, s := range b.all() {
+		n, _ := strconv.Atoi(s.Payload)
+		require.Equal(t, n%500+500*next[s.key()], n)
+		next[s.key()]++
+	}
+}
+
+// A message that is alone counts its own failures: there is nothing to compare it with.
+func TestALoneMessageIsParked(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := newBroker()
+	b.refuse = refusing("0")
+	publish(t, pool, numbered(3, 1)...)
+	startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 3, BatchSize: 1, Concurrency: 1})
+	publish(t, pool, newMessage("", "alone"))
+	b.wait(t, 1)
+	eventually(t, "it is parked", func() bool { return slices.Equal(parkedPayloads(t, pool), []string{"0"}) })
+}
+
+// A topic that always fails, slowly and with many keys, holds up only its own keys.
+func TestAFailingTopicHoldsUpItsOwnKeysOnly(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	p := newPublisher(t, outbox.Config{})
+	b := newBroker()
+	b.refuse = func(topic string, _ *message.Message) error {
+		if topic == "bad" {
+			time.Sleep(20 * time.Millisecond)
+			return errors.New("no such topic")
+		}
+		return nil
+	}
+	startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 3, BatchSize: 50, Concurrency: 8, Wake: p})
+	const rounds, keys = 30, 40
+	for round := range rounds {
+		tx := begin(t, pool)
+		var bad, good []*message.Message
+		for key := range keys {
+			bad = append(bad, newMessage(fmt.Sprint("bad-", key), fmt.Sprint(round)))
+			good = append(good, newMessage(fmt.Sprint("good-", key), fmt.Sprint(round)))
+		}
+		require.NoError(t, p.PublishTx(t.Context(), tx, "bad", bad...))
+		require.NoError(t, p.PublishTx(t.Context(), tx, "good", good...))
+		require.NoError(t, tx.Commit(t.Context()))
+		p.Wake()
+	}
+	next := make(map[string]int)
+	for _, s := range b.wait(t, rounds*keys) {
+		require.Equal(t, "good", s.Topic)
+		require.Equal(t, fmt.Sprint(next[s.key()]), s.Payload)
+		next[s.key()]++
+	}
+}
+
+func TestARowThatCannotBeReadIsParked(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	_, err := pool.Exec(t.Context(), `alter table watermill_outbox drop constraint watermill_outbox_metadata_check;
+		insert into watermill_outbox (uuid, topic, key, metadata) values ('u', 't', 'bad', '[1]'), ('u2', 't', 'bad', '{}')`)
+	require.NoError(t, err)
+	publish(t, pool, numbered(5, 2)...)
+	b := newBroker()
+	startRelay(t, pool, b, outbox.RelayConfig{})
+	eventually(t, "it is parked", func() bool { return len(parked(t, pool)) == 1 })
+	p := parked(t, pool)[0]
+	require.Equal(t, "u", p.UUID)
+	require.Equal(t, "[1]", string(p.Metadata))
+	require.Contains(t, p.LastError, "metadata")
+	_, err = p.Message()
+	require.Error(t, err)
+	b.wait(t, 5)
+	eventually(t, "the others are sent", func() bool { return len(contents(t, pool, outbox.Config{})) == 2 })
+	_, err = outbox.Config{}.DiscardParked(t.Context(), pool, p.Offset)
+	require.NoError(t, err)
+	require.Equal(t, "u2", b.wait(t, 6)[5].UUID)
+}
+
+func TestListParkedIsPaged(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	config := outbox.Config{}
+	_, err := pool.Exec(t.Context(), `insert into watermill_outbox (uuid, topic, key, parked_at, next_attempt_at)
+		select i, 't', i, now(), 'infinity' from generate_series(1, 25) i`)
+	require.NoError(t, err)
+	var after int64
+	for _, want := range []int{10, 10, 5, 0} {
+		page, err := config.ListParked(t.Context(), pool, after, 10)
+		require.NoError(t, err)
+		require.Len(t, page, want)
+		if want > 0 {
+			require.Equal(t, after+1, page[0].Offset)
+			after = page[want-1].Offset
+		}
+	}
+	_, err = config.ListParked(t.Context(), pool, 0, 0)
+	require.Error(t, err)
+	for _, none := range []func(context.Context, outbox.DB, ...int64) (int64, error){config.RetryParked, config.DiscardParked} {
+		n, err := none(t.Context(), pool)
+		require.NoError(t, err)
+		require.Zero(t, n)
+	}
+}

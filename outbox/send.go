@@ -1,0 +1,225 @@
+package outbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// start has workers send what is ready. They end by themselves.
+func (d *delivery) start(now time.Time) {
+	limit := d.relay.config.Concurrency
+	if d.batches != nil {
+		limit = 1
+	}
+	for ready := d.ready(now); ready > 0 && d.active < limit; ready-- {
+		d.active++
+		d.workers.Go(d.work)
+	}
+}
+
+// ready is how many workers would find something to do.
+func (d *delivery) ready(now time.Time) int {
+	if !d.maySend(now) {
+		return 0
+	}
+	ready := len(d.lanes.retry)
+	switch {
+	case !d.outage():
+		ready += len(d.lanes.fresh)
+	case ready == 0 && len(d.lanes.fresh) > 0 && !now.Before(d.nextProbe):
+		ready = 1
+	}
+	return min(ready, d.room())
+}
+
+// room is how many messages may be given to the broker. Those that it has, or has taken and that are not yet deleted,
+// are never more than BatchSize, for they are what a crash would repeat.
+func (d *delivery) room() int {
+	return d.relay.config.BatchSize - d.lanes.sending - len(d.taken) - len(d.settling)
+}
+
+func (d *delivery) work() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var rows []*pending
+	for {
+		rows = d.next(rows[:0], time.Now())
+		if len(rows) == 0 {
+			d.active--
+			d.poke()
+			return
+		}
+		d.mu.Unlock()
+		faults := d.publish(rows)
+		d.mu.Lock()
+		d.returned(rows, faults, time.Now())
+	}
+}
+
+func (d *delivery) maySend(now time.Time) bool {
+	return !d.closing && d.running.Err() == nil && d.lease.holds(now)
+}
+
+// next takes what is to be sent now: one message, or a batch.
+func (d *delivery) next(rows []*pending, now time.Time) []*pending {
+	config := d.relay.config
+	limit := 1
+	if d.batches != nil {
+		limit = max(1, config.BatchSize/2)
+	}
+	if limit = min(limit, d.room()); limit <= 0 || !d.maySend(now) {
+		return rows
+	}
+	retries, fresh := limit, limit
+	if d.batches == nil && len(d.lanes.fresh) > 0 {
+		retries = max(1, config.Concurrency/4) - d.lanes.retrying // they may take long to fail
+	}
+	if d.outage() {
+		fresh = 0
+		if retries = limit; len(d.lanes.retry) == 0 && !now.Before(d.nextProbe) {
+			fresh = 1
+			d.nextProbe = now.Add(probeInterval)
+		}
+	}
+	rows = d.lanes.next(rows, limit, retries, fresh)
+	for _, row := range rows {
+		row.began = d.accepted
+	}
+	return rows
+}
+
+// returned takes in the broker's answers.
+func (d *delivery) returned(rows []*pending, faults []error, now time.Time) {
+	for i, row := range rows {
+		lane := d.lanes.returned(row)
+		switch fault := faults[i]; {
+		case fault == nil:
+			d.took(row, now)
+		case lane.failed:
+			delete(d.lanes.known, row.offset) // it was not tried; it is read again when its turn comes
+		default:
+			lane.failed = true
+			d.lanes.clear(lane)
+			d.failed(row, fault, now)
+		}
+	}
+	for _, row := range rows {
+		if lane := d.lanes.byKey[row.key]; lane != nil {
+			d.lanes.goOn(lane)
+		}
+	}
+	half := d.relay.config.BatchSize / 2
+	if len(d.notes) > 0 || len(d.taken) <= len(rows) || len(d.taken) >= d.settleAt() || d.more && d.lanes.waiting <= half {
+		d.poke()
+	}
+}
+
+// publish gives an error for each of the rows.
+func (d *delivery) publish(rows []*pending) []error {
+	if d.batches != nil {
+		return d.publishBatch(rows)
+	}
+	msg, err := rows[0].message(d.ctx)
+	if err == nil {
+		err = publish(d.relay.broker, rows[0].topic, msg)
+	}
+	return []error{err}
+}
+
+func publish(broker message.Publisher, topic string, msg *message.Message) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("broker's Publish panicked: %v", p)
+		}
+	}()
+	return broker.Publish(topic, msg)
+}
+
+var errBehind = errors.New("is behind a message of its key that failed")
+
+func (d *delivery) publishBatch(rows []*pending) []error {
+	faults := make([]error, len(rows))
+	batch := make([]Outgoing, 0, len(rows))
+	places := make([]int, 0, len(rows))
+	var unreadable map[string]bool
+	for i, row := range rows {
+		if unreadable[row.key] {
+			faults[i] = errBehind
+			continue
+		}
+		msg, err := row.message(d.ctx)
+		if err != nil {
+			if unreadable == nil {
+				unreadable = make(map[string]bool)
+			}
+			unreadable[row.key] = true
+			faults[i] = err
+			continue
+		}
+		batch = append(batch, Outgoing{Topic: row.topic, Key: row.key, Message: msg})
+		places = append(places, i)
+	}
+	if len(batch) == 0 {
+		return faults
+	}
+	results, err := publishBatch(d.ctx, d.batches, batch)
+	for n, i := range places {
+		switch {
+		case err != nil:
+			faults[i] = err
+		default:
+			faults[i] = results[n]
+		}
+	}
+	return faults
+}
+
+func publishBatch(ctx context.Context, broker BatchPublisher, batch []Outgoing) (results []error, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("broker's PublishBatch panicked: %v", p)
+		}
+	}()
+	results = broker.PublishBatch(ctx, batch)
+	if len(results) != len(batch) {
+		// Nobody knows which messages were taken: all are sent again.
+		return nil, fmt.Errorf("broker's PublishBatch gave %d results for %d messages", len(results), len(batch))
+	}
+	return results, nil
+}
+
+// unreadableError is about a row that no attempt will send.
+type unreadableError struct{ err error }
+
+func (e *unreadableError) Error() string { return e.err.Error() }
+func (e *unreadableError) Unwrap() error { return e.err }
+
+func (row *pending) message(ctx context.Context) (*message.Message, error) {
+	msg, err := row.decode()
+	if err != nil {
+		return nil, err
+	}
+	msg.Metadata[SequenceKey] = strconv.FormatInt(row.offset, 10)
+	msg.SetContext(ctx)
+	return msg, nil
+}
+
+func (row *pending) decode() (*message.Message, error) {
+	msg := message.NewMessage(row.uuid, row.payload)
+	if err := json.Unmarshal(row.metadata, &msg.Metadata); err != nil {
+		return nil, &unreadableError{fmt.Errorf("decode metadata: %w", err)}
+	}
+	if row.topic == "" {
+		return nil, &unreadableError{errors.New("the topic is empty")}
+	}
+	if msg.Metadata == nil {
+		msg.Metadata = make(message.Metadata, 1)
+	}
+	return msg, nil
+}

@@ -1,0 +1,290 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// trip is one round trip of the relay: what it has to tell PostgreSQL, and what it asks. All of it is one transaction,
+// and none is open in between.
+type trip struct {
+	sent  []*pending // taken by the broker: to be deleted
+	notes []note     // about messages that were not
+
+	fetch    bool
+	floor    int64
+	limit    int
+	known    []int64 // rows above the floor that are not asked for
+	shards   []int   // nil: all
+	troubled bool    // there may be keys that must wait
+	due      []int64 // troubled rows whose time has come
+
+	began time.Time
+	page  page
+	rows  []*pending
+	again []*pending // those of due that are still there
+}
+
+// pending is a row that waits to be sent.
+type pending struct {
+	offset   int64
+	topic    string
+	key      string
+	uuid     string
+	payload  []byte
+	metadata []byte
+	shard    int
+	trouble  *trouble // that it had before, if any
+	began    uint64   // how many messages the broker had taken when it was given this one
+	old      bool     // it was read in an earlier session
+}
+
+// note is what is written down about a message that the broker did not take.
+type note struct {
+	row      *pending
+	attempts int
+	fault    string
+	wait     time.Duration
+	parked   bool
+}
+
+// relaySQL are the statements of a relay, for its table and its number of shards.
+type relaySQL struct {
+	drawn     string
+	note      string
+	settle    string
+	fetch     [2][2]string // all shards or some; without or with keys that must wait
+	due       string
+	troubles  string
+	snapshots string
+}
+
+func newRelaySQL(table string, sequence *string, config RelayConfig) relaySQL {
+	q := relaySQL{
+		drawn:     drawnSQL(sequence),
+		note:      noteSQL(table),
+		settle:    removeSQL(table),
+		due:       dueSQL(table, config.Shards),
+		troubles:  troublesSQL(table, config.Shards),
+		snapshots: "select pg_current_snapshot()::text, pg_backend_pid()",
+	}
+	if config.KeepSent {
+		q.settle = keepSQL(table)
+	}
+	for some := range 2 {
+		for waiting := range 2 {
+			q.fetch[some][waiting] = fetchSQL(table, config.Shards, some == 1, waiting == 1, config.PassParked)
+		}
+	}
+	return q
+}
+
+// drawnSQL reads the sequence, and then takes a transaction id, unless nothing was drawn since.
+func drawnSQL(sequence *string) string {
+	if sequence == nil {
+		// The offsets come from elsewhere: nothing is known of them, and the floor stays where it is.
+		return "select $1::bigint, null::text"
+	}
+	return `select drawn.last, case when drawn.last > $1::bigint then pg_current_xact_id()::text end
+from (select last_value - case when is_called then 0 else 1 end as last from ` + *sequence + ` offset 0) as drawn`
+}
+
+// noteSQL writes down failures. A parked row has next_attempt_at = infinity, so that one index finds all rows that have
+// had trouble.
+func noteSQL(table string) string {
+	return `update ` + table + ` as row
+set attempts = note.attempts,
+    last_error = note.fault,
+    next_attempt_at = case when note.parked then 'infinity' else clock_timestamp() + note.wait * interval '1 microsecond' end,
+    parked_at = case when note.parked then clock_timestamp() end
+from unnest($1::bigint[], $2::text[], $3::integer[], $4::text[], $5::bigint[], $6::boolean[])
+    as note ("offset", uuid, attempts, fault, wait, parked)
+where row."offset" = note."offset"
+  and row.uuid = note.uuid
+  and row.sent_at is null`
+}
+
+// removeSQL deletes what the broker has taken. An offset alone does not name a message for ever: a standby that was
+// behind when it took over gives the offsets that it has not seen to other messages.
+func removeSQL(table string) string {
+	return `delete from ` + table + ` as row
+using unnest($1::bigint[], $2::text[]) as taken ("offset", uuid)
+where row."offset" = taken."offset"
+  and row.uuid = taken.uuid`
+}
+
+func keepSQL(table string) string {
+	return `update ` + table + ` as row
+set sent_at = clock_timestamp(),
+    next_attempt_at = null
+from unnest($1::bigint[], $2::text[]) as taken ("offset", uuid)
+where row."offset" = taken."offset"
+  and row.uuid = taken.uuid`
+}
+
+// fetchSQL reads what is visible, in the order of the primary key, which it follows without a sort. Rows of one key
+// become visible in the order of their offsets: their writers hold the key's lock from before the offset until after
+// the commit. Columns are selected as they are: an expression under the name of one would be what "order by" means.
+//
+// Rows behind one of their key that has had trouble are left out. The probe of the partial index is a scalar subquery so
+// that no join can take its place, which would want a sort.
+func fetchSQL(table string, shards int, some, waiting, passParked bool) string {
+	var shardClause, waitClause string
+	if some {
+		shardClause = "  and " + shardOf(shards) + " = any ($4::integer[])"
+	}
+	if waiting {
+		waitClause = `  and (
+    select true
+    from ` + table + ` as first
+    where first.key = row.key
+      and first.next_attempt_at is not null
+      and first."offset" < row."offset"
+`
+		if passParked {
+			waitClause += "      and first.parked_at is null\n"
+		}
+		waitClause += `    limit 1
+  ) is null`
+	}
+	return lines(
+		`select "offset", topic, key, uuid, payload, metadata, `+shardOf(shards)+` as shard`,
+		`from `+table+` as row`,
+		`where "offset" > $1`,
+		`  and next_attempt_at is null`,
+		`  and parked_at is null`,
+		`  and sent_at is null`,
+		`  and "offset" not in (select unnest($2::bigint[]))`,
+		shardClause,
+		waitClause,
+		`order by "offset"`,
+		`limit $3`,
+	)
+}
+
+func dueSQL(table string, shards int) string {
+	return `select "offset", topic, key, uuid, payload, metadata, ` + shardOf(shards) + ` as shard
+from ` + table + `
+where "offset" = any ($1::bigint[])
+  and parked_at is null
+  and sent_at is null
+order by "offset"`
+}
+
+// do makes the trip.
+func (s *session) do(ctx context.Context, t *trip) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	t.began = time.Now()
+	var b pgx.Batch
+	if t.fetch {
+		b.Queue(s.sql.drawn, t.floor).QueryRow(func(row pgx.Row) error {
+			var xid *string
+			err := row.Scan(&t.page.mark.offset, &xid)
+			if err == nil && xid != nil {
+				t.page.mark.xid, err = strconv.ParseUint(*xid, 10, 64)
+			}
+			return err
+		})
+	}
+	if len(t.notes) > 0 {
+		b.Queue(s.sql.note, noteArgs(t.notes)...)
+	}
+	if len(t.sent) > 0 {
+		offsets, uuids := make([]int64, len(t.sent)), make([]string, len(t.sent))
+		for i, row := range t.sent {
+			offsets[i], uuids[i] = row.offset, row.uuid
+		}
+		b.Queue(s.sql.settle, offsets, uuids)
+	}
+	if t.fetch {
+		b.Queue(s.sql.snapshots).QueryRow(s.snapshotInto(&t.page.before))
+		s.queueFetch(&b, t)
+	}
+	if len(t.due) > 0 {
+		b.Queue(s.sql.due, t.due).Query(func(rows pgx.Rows) (err error) {
+			t.again, err = collect(rows)
+			return err
+		})
+	}
+	b.Queue(s.sql.snapshots).QueryRow(s.snapshotInto(&t.page.after))
+	if err := s.conn.SendBatch(ctx, &b).Close(); err != nil {
+		if errors.Is(err, ErrPooled) {
+			return err
+		}
+		return fmt.Errorf("outbox: relay: %w", err)
+	}
+	return nil
+}
+
+func (s *session) queueFetch(b *pgx.Batch, t *trip) {
+	some, waiting := 0, 0
+	args := []any{t.floor, t.known, t.limit}
+	if t.shards != nil {
+		some = 1
+		args = append(args, t.shards)
+	}
+	if t.troubled {
+		waiting = 1
+	}
+	b.Queue(s.sql.fetch[some][waiting], args...).Query(func(rows pgx.Rows) (err error) {
+		t.rows, err = collect(rows)
+		t.page.end = math.MaxInt64
+		if len(t.rows) == t.limit {
+			t.page.end = t.rows[len(t.rows)-1].offset
+		}
+		return err
+	})
+}
+
+// snapshotInto also looks whether the session still is one.
+func (s *session) snapshotInto(to *snapshot) func(pgx.Row) error {
+	return func(row pgx.Row) (err error) {
+		var (
+			text string
+			pid  uint32
+		)
+		if err := row.Scan(&text, &pid); err != nil {
+			return err
+		}
+		if pid != s.pid {
+			return ErrPooled
+		}
+		*to, err = parseSnapshot(text)
+		return err
+	}
+}
+
+func collect(rows pgx.Rows) ([]*pending, error) {
+	var all []*pending
+	for rows.Next() {
+		p := new(pending)
+		if err := rows.Scan(&p.offset, &p.topic, &p.key, &p.uuid, &p.payload, &p.metadata, &p.shard); err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return all, rows.Err()
+}
+
+func noteArgs(notes []note) []any {
+	var (
+		offsets  = make([]int64, len(notes))
+		uuids    = make([]string, len(notes))
+		attempts = make([]int32, len(notes))
+		faults   = make([]string, len(notes))
+		waits    = make([]int64, len(notes))
+		parked   = make([]bool, len(notes))
+	)
+	for i, n := range notes {
+		offsets[i], uuids[i] = n.row.offset, n.row.uuid
+		attempts[i], faults[i], waits[i], parked[i] = int32(n.attempts), n.fault, n.wait.Microseconds(), n.parked
+	}
+	return []any{offsets, uuids, attempts, faults, waits, parked}
+}
