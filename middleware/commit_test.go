@@ -2,12 +2,15 @@ package middleware_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-once/watermill-once/internal/pgtest"
@@ -230,6 +233,30 @@ func TestConnectionLostInTheHandler(t *testing.T) {
 		w.requireNothing()
 		require.NoError(t, deliver(t, w.consume(once.Config{}, apply), newMessage("event")))
 	})
+}
+
+// A pool whose hook fails gives no connection, whatever the SQLSTATE: no transaction is begun, and the tries are bounded.
+func TestNoConnection(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	config, err := pgxpool.ParseConfig(w.url)
+	require.NoError(t, err)
+	tries := 0
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		tries++
+		_, err := conn.Exec(ctx, `execute no_such_statement`)
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	w.db = once.Pgx(pool)
+	var seen recorder
+	err = deliver(t, w.consume(once.Config{OnOutcome: seen.record}, apply), newMessage("event"))
+	require.ErrorContains(t, err, "no_such_statement")
+	require.False(t, once.ShouldPoison(err))
+	require.Zero(t, seen.outcomes[0].Attempts)
+	require.Positive(t, tries)
 }
 
 func TestNoDatabaseIsAnOutage(t *testing.T) {

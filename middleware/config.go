@@ -25,7 +25,7 @@ type Config struct {
 	// Ordering keeps older events from overwriting newer state. Defaults to no check.
 	Ordering ordering.Config
 
-	// Outbox takes the messages that handlers produce. Needed by those that do: without it they fail with ErrNoOutbox. Its
+	// Outbox takes the messages that handlers produce: without it, those that produce fail with ErrNoOutbox. Its
 	// table is found by the search_path that is set at COMMIT: a handler that sets another one (for a tenant's schema) must set
 	// it back.
 	Outbox *outbox.Publisher

@@ -32,7 +32,8 @@ func runFromContext(ctx context.Context) (*run, bool) {
 	return r, ok
 }
 
-// PgxTx gives the handler's transaction where the DB is Pgx. Commit and Rollback on it return ErrTxManaged, and the
+// PgxTx gives the handler's transaction where the DB is Pgx. False outside a handler, and where the DB is SQL: nothing is to be
+// done then but to return an error. Commit and Rollback on it return ErrTxManaged, and the
 // transaction goes on. Begin on it is a savepoint; rolling that back takes back what was published or queued under it. Savepoints in
 // raw SQL text are not seen: what was queued or published under one leaves with the COMMIT even where it was rolled back. Once the
 // attempt has ended, everything on it returns pgx.ErrTxClosed; only what Conn and LargeObjects have given before does not know.
@@ -46,7 +47,7 @@ func PgxTx(ctx context.Context) (pgx.Tx, bool) {
 	return r.tx.pgx, true
 }
 
-// SQLTx gives the handler's transaction where the DB is SQL. Commit and Rollback on it return ErrTxManaged; the transaction
+// SQLTx gives the handler's transaction where the DB is SQL. False outside a handler, and where the DB is Pgx. Commit and Rollback on it return ErrTxManaged; the transaction
 // goes on, but database/sql takes that *sql.Tx for done, and SQLTx gives a fresh one on the same transaction.
 func SQLTx(ctx context.Context) (*sql.Tx, bool) {
 	r, ok := runFromContext(ctx)

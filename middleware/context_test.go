@@ -156,20 +156,23 @@ func TestQueueTravelsWithCommit(t *testing.T) {
 
 func TestQueuedWriteFails(t *testing.T) {
 	eachDB(t, func(t *testing.T, w *world) {
-		for query, args := range map[string][]any{
-			`insert into effects (event_id) values (null)`:        nil,
-			`insert into nowhere values (1)`:                      nil,
-			`nonsense`:                                            nil,
-			`insert into effects (event_id, id) values ('x', $1)`: {struct{ A chan int }{}},
+		for query, c := range map[string]struct {
+			args   []any
+			poison bool
+		}{
+			`insert into effects (event_id) values (null)`:        {nil, true},
+			`insert into effects (event_id, id) values ('x', $1)`: {[]any{struct{ A chan int }{}}, true},
+			`insert into nowhere values (1)`:                      {nil, false}, // a forgotten migration
+			`nonsense`:                                            {nil, false},
 		} {
 			h := w.consume(once.Config{}, func(msg *message.Message) ([]*message.Message, error) {
 				_, err := apply(msg)
-				return nil, errors.Join(err, once.Queue(msg.Context(), query, args...))
+				return nil, errors.Join(err, once.Queue(msg.Context(), query, c.args...))
 			})
 			err := deliver(t, h, newMessage("event"))
 			require.Error(t, err, query)
 			require.NotErrorIs(t, err, once.ErrCommitUnknown, query)
-			require.True(t, once.ShouldPoison(err), query)
+			require.Equal(t, c.poison, once.ShouldPoison(err), query)
 			w.requireNothing()
 		}
 		w.idle()

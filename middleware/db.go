@@ -51,14 +51,19 @@ type session interface {
 	// committed.
 	settle() error
 
+	// inserts gives the statements for outbox rows, as they suit commit.
+	inserts(rows []attempt.Row) []attempt.Statement
+
 	// commit runs the statements, sameTransaction and COMMIT: one round trip, where the driver can. done is the number
 	// of statements that succeeded. The error is ErrCommitUnknown where the transaction may be committed all the same,
 	// and ErrTxEnded where it was not the one that begin began; after any other, it is rolled back.
 	commit(ctx context.Context, statements []attempt.Statement) (done int, err error)
 
-	// rollback ends a transaction that is still open. Where it cannot, it closes the connection. ended: the transaction
-	// that begin began was no longer there.
-	rollback(ctx context.Context) (ended bool)
+	// ended tells whether the handler, which has failed, had ended the transaction that begin began.
+	ended(ctx context.Context) bool
+
+	// rollback ends a transaction that is still open. Where it cannot, it closes the connection.
+	rollback(ctx context.Context)
 
 	// broken tells whether the connection is gone.
 	broken() bool
@@ -75,8 +80,6 @@ const (
 	// sameTransaction fails with division_by_zero in any other transaction than the marked one.
 	sameTransaction = `select 1 / (coalesce(current_setting('watermill_once.attempt', true), '') = 'open')::int`
 	divisionByZero  = "22012"
-
-	isMarked = `select coalesce(current_setting('watermill_once.attempt', true), '')`
 )
 
 // handlerTx is a transaction as the handler sees it. Exactly one of the two is there.

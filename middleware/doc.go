@@ -1,19 +1,21 @@
 // Package middleware makes a Watermill handler's database changes and outgoing messages happen once per event: at-least-once
-// delivery, effectively-once processing, at-least-once publishing in per-key order.
+// delivery, effectively-once processing, at-least-once publishing in per-key order. Its name is that of Watermill's own package: import
+// it as once.
 //
 //	pool, err := pgxpool.New(ctx, databaseURL)
 //	publisher, err := outbox.NewPublisher(outbox.Config{})
-//	once, err := middleware.Transactional(middleware.Pgx(pool), middleware.Config{
-//		Outbox: publisher,
-//	})
+//	transactional, err := once.Transactional(once.Pgx(pool), once.Config{Outbox: publisher})
 //	handler := router.AddHandler("cards", "card-events", subscriber, "card-mails", publisher, handle)
-//	handler.AddMiddleware(once)
+//	handler.AddMiddleware(transactional)
 //
 //	func handle(msg *message.Message) ([]*message.Message, error) {
-//		tx, _ := middleware.PgxTx(msg.Context())
+//		tx, _ := once.PgxTx(msg.Context()) // true behind Transactional on once.Pgx
 //		_, err := tx.Exec(msg.Context(), "update cards set ...")
 //		return []*message.Message{mail}, err
 //	}
+//
+// The publisher that AddHandler asks for is not called, since the middleware returns no messages. Give it the outbox's, which
+// refuses to publish outside a transaction.
 //
 // # Where it stands
 //
@@ -22,12 +24,18 @@
 //
 // Each delivery is one transaction of its own, READ COMMITTED, on PostgreSQL. A duplicate and a stale event are acked, and the
 // handler is not called. An error, a panic or an ended context rolls everything back; the message is nacked, and its next delivery
-// finds nothing of the last. A crash does the same. Where COMMIT's answer is lost, the next delivery finds out by the claim.
+// finds nothing of the last. A crash does the same. Where COMMIT's answer is lost, the next delivery finds out by the claim. (A
+// handler that ends the transaction by raw SQL breaks this, and gets ErrTxEnded.)
 //
 // Order of middleware, outermost first: PoisonQueue, Retry, Recoverer, Transactional.
 //
-//	poison, err := wmiddleware.PoisonQueueWithFilter(broker, "poison", middleware.ShouldPoison)
-//	retry := wmiddleware.Retry{MaxRetries: 3, ShouldRetry: middleware.ShouldRetry}
+//	poison, err := wmiddleware.PoisonQueueWithFilter(broker, "poison", once.ShouldPoison)
+//	retry := wmiddleware.Retry{
+//		MaxRetries: 5, InitialInterval: 100 * time.Millisecond, MaxInterval: 10 * time.Second, Multiplier: 2,
+//		ShouldRetry: once.ShouldRetry,
+//	}
+//
+// What is still failing after the retries, and is no outage, goes to the poison queue.
 //
 // # What it does not do
 //

@@ -22,8 +22,8 @@ var (
 	// the transaction. Everything was rolled back. The handler lost an error somewhere.
 	ErrTxAborted = errors.New("the transaction is aborted: the handler returned nil after a failed statement")
 
-	// ErrTxEnded: the handler ended the transaction itself, by COMMIT or ROLLBACK in raw SQL. What it did up to there
-	// may be committed, with the claim, and what it did in another transaction that it began there; the messages it
+	// ErrTxEnded: the handler ended the transaction itself, by COMMIT or ROLLBACK in raw SQL. What it did before may be
+	// committed together with the claim; so may what it did in a transaction that it began itself. The messages it
 	// produced are lost. Permanent, for the poison queue: a person has to look at it.
 	ErrTxEnded = errors.New("the handler ended the transaction itself")
 
@@ -59,6 +59,9 @@ type permanentError struct{ err error }
 func (e *permanentError) Error() string { return e.err.Error() }
 func (e *permanentError) Unwrap() error { return e.err }
 
+// Permanent tells outbox.Relay, which parks the messages of a broker that says so.
+func (e *permanentError) Permanent() bool { return true }
+
 // IsPermanent tells whether handling the message again would fail again: what Permanent has marked, a bad event id or
 // position, a produced message that no outbox could hold, and the faults of code and configuration among this package's errors.
 func IsPermanent(err error) bool {
@@ -83,8 +86,8 @@ func ShouldRetry(params wmiddleware.RetryParams) bool { return !IsPermanent(para
 // ShouldPoison is made for Watermill's PoisonQueueWithFilter: it tells whether the message is to blame for err. It is
 // false for all that failed before the handler ran (but for a bad event id or position), for ended contexts, lost
 // connections, an unknown COMMIT, faults of configuration, and for the SQLSTATEs of a server that is down, full, read-only,
-// contended or refuses the login: an outage must not empty the topic into the poison queue. An error that is neither goes
-// there, so give Retry a place inside, and mark by Permanent what it need not try.
+// contended or refuses the login, or that knows no such table: an outage or a bad deploy must not empty the topic into the poison
+// queue. An error that is none of these goes there, so give Retry a place inside, and mark by Permanent what it need not try.
 func ShouldPoison(err error) bool {
 	var ours *blamelessError
 	if err == nil || errors.As(err, &ours) || isAny(err, neverPoison) {
@@ -141,7 +144,6 @@ func outage(err error) bool {
 		"25P03", "25P04", // a transaction's timeouts
 		"26000", "42P05", // a prepared statement lost, or there twice: PgBouncer with an exec mode that does not fit
 		"3D000", // invalid_catalog_name: the database is not there
-		"42501", // insufficient_privilege
 		"55P03": // lock_not_available: lock_timeout
 		return true
 	}
@@ -149,6 +151,7 @@ func outage(err error) bool {
 		"08",  // connection
 		"28",  // login
 		"40",  // serialization, deadlock
+		"42",  // a table, column or right that is not there, or bad SQL: a migration or a deploy gone wrong
 		"53",  // out of resources
 		"57P", // shutdown, crash, still starting
 		"58",  // system error

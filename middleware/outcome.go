@@ -36,7 +36,7 @@ type Outcome struct {
 	Kind     Kind
 	Consumer string
 	EventID  string        // "" where the message had no valid one
-	Attempts int           // transactions begun; 0 for a duplicate found in the cache and for a bad event id or position
+	Attempts int           // transactions begun; 0 for a duplicate in the cache, a bad event id or position, and where there was no connection
 	Duration time.Duration // from the middleware's first step to its last
 	Err      error         // nil unless Kind is Failed
 }

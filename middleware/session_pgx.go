@@ -95,6 +95,8 @@ var closedContext = func() context.Context {
 	return ctx
 }()
 
+func (s *pgxSession) inserts(rows []attempt.Row) []attempt.Statement { return attempt.Pipeline(rows) }
+
 func (s *pgxSession) commit(ctx context.Context, statements []attempt.Statement) (done int, err error) {
 	batch := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(statements)+2)}
 	for _, statement := range statements {
@@ -146,9 +148,26 @@ func (s *pgxSession) refused(err error) bool {
 	}
 }
 
-func (s *pgxSession) rollback(ctx context.Context) (ended bool) {
-	if s.hungUp {
+func (s *pgxSession) ended(ctx context.Context) bool {
+	if s.hungUp || s.conn.IsClosed() {
 		return false
+	}
+	if s.shim != nil {
+		s.shim.end()
+	}
+	pg := s.conn.PgConn()
+	if pg.IsBusy() || pg.TxStatus() != 'T' {
+		return pg.TxStatus() == 'I' // in an aborted one nothing can be asked
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	_, err := pg.Exec(ctx, sameTransaction).ReadAll()
+	return sqlState(err) == divisionByZero
+}
+
+func (s *pgxSession) rollback(ctx context.Context) {
+	if s.hungUp {
+		return
 	}
 	if s.shim != nil {
 		s.shim.end()
@@ -156,27 +175,18 @@ func (s *pgxSession) rollback(ctx context.Context) (ended bool) {
 	pg := s.conn.PgConn()
 	switch {
 	case s.conn.IsClosed():
-		return false
+		return
 	case pg.IsBusy():
 		_ = s.conn.Close(closedContext) // a query that the handler left open; the server rolls back
-		return false
+		return
 	case pg.TxStatus() == 'I':
-		return true
+		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
-	if pg.TxStatus() == 'E' { // nothing can be asked any more
-		if _, err := pg.Exec(ctx, "rollback").ReadAll(); err != nil {
-			_ = s.conn.Close(closedContext)
-		}
-		return false
-	}
-	results, err := pg.Exec(ctx, isMarked+"; rollback").ReadAll()
-	if err != nil {
+	if _, err := pg.Exec(ctx, "rollback").ReadAll(); err != nil {
 		_ = s.conn.Close(closedContext)
-		return false
 	}
-	return string(results[0].Rows[0][0]) != "open"
 }
 
 func (s *pgxSession) broken() bool { return s.hungUp || s.conn.IsClosed() }

@@ -56,6 +56,8 @@ func (s *sqlSession) settle() error {
 	return nil
 }
 
+func (s *sqlSession) inserts(rows []attempt.Row) []attempt.Statement { return attempt.Insert(rows) }
+
 func (s *sqlSession) commit(ctx context.Context, statements []attempt.Statement) (done int, err error) {
 	for _, statement := range statements {
 		if _, err := s.exec(ctx, statement.SQL, statement.Args...); err != nil {
@@ -100,21 +102,29 @@ func endsSession(state string) bool {
 	return false
 }
 
-func (s *sqlSession) rollback(ctx context.Context) (ended bool) {
+func (s *sqlSession) ended(ctx context.Context) bool {
 	s.shim.end()
-	if !s.open || s.broken() {
+	if s.broken() {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	_, err := s.exec(ctx, sameTransaction)
-	ended = sqlState(err) == divisionByZero
+	return sqlState(err) == divisionByZero
+}
+
+func (s *sqlSession) rollback(ctx context.Context) {
+	s.shim.end()
+	if !s.open || s.broken() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
 	// A driver may be wrapped, and not say that the connection is gone. A ROLLBACK that fails says it.
 	if _, err := s.exec(ctx, "rollback"); err != nil {
 		s.gone = true
 	}
 	s.open = false
-	return ended
 }
 
 // broken asks the driver too: what has failed may have been a statement of the handler's.

@@ -86,7 +86,7 @@ func (t *transactional) deliver(h message.HandlerFunc, msg *message.Message) (er
 		outcome.Kind, outcome.Err = Duplicate, nil
 		return nil
 	}
-	for {
+	for tries := 1; ; tries++ {
 		var kind Kind
 		err = t.db.use(ctx, func(s session) (err error) {
 			outcome.Attempts++
@@ -100,7 +100,7 @@ func (t *transactional) deliver(h message.HandlerFunc, msg *message.Message) (er
 			}
 			return nil
 		}
-		if outcome.Attempts >= t.config.MaxAttempts || !again(err) || !pause(ctx, outcome.Attempts) {
+		if tries >= t.config.MaxAttempts || !again(err) || !pause(ctx, tries) {
 			outcome.Err = err
 			return err
 		}
@@ -112,10 +112,10 @@ func again(err error) bool {
 	return conflict(err) && !IsPermanent(err) && !errors.Is(err, ErrCommitUnknown)
 }
 
-// pause lets rivals part: up to 10 ms after the first attempt, twice as long after each further one. False: the context
-// has ended.
-func pause(ctx context.Context, attempts int) bool {
-	bound := 10 * time.Millisecond << min(attempts-1, 6)
+// pause lets rivals part: up to 10 ms after the first try, twice as long after each further one. False: the context has
+// ended.
+func pause(ctx context.Context, tries int) bool {
+	bound := 10 * time.Millisecond << min(tries-1, 6)
 	timer := time.NewTimer(rand.N(bound))
 	defer timer.Stop()
 	select {
@@ -209,9 +209,10 @@ func (t *transactional) attempt(ctx context.Context, s session, h message.Handle
 
 	queued, rows, err := t.handle(ctx, s, h, msg, d)
 	if err != nil {
-		if ended := s.rollback(ctx); ended && !errors.Is(err, ErrTxEnded) {
+		if !errors.Is(err, ErrTxEnded) && s.ended(ctx) {
 			err = fmt.Errorf("middleware: %w: %w", ErrTxEnded, err)
 		}
+		s.rollback(ctx)
 		return Failed, blame(ctx, s, err)
 	}
 	if err := t.commit(ctx, s, queued, rows); err != nil {
@@ -297,7 +298,7 @@ func (t *transactional) commit(ctx context.Context, s session, queued []attempt.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.config.CommitTimeout)
 	defer cancel()
 
-	inserts := attempt.Insert(rows)
+	inserts := s.inserts(rows)
 	done, err := s.commit(ctx, append(queued, inserts...))
 	if err != nil {
 		err = fmt.Errorf("middleware: commit: %w", err)

@@ -34,7 +34,9 @@ type opaqueConn struct{ inner driver.Conn }
 
 func (c *opaqueConn) Prepare(query string) (driver.Stmt, error) { return c.inner.Prepare(query) }
 func (c *opaqueConn) Close() error                              { return c.inner.Close() }
-func (c *opaqueConn) Begin() (driver.Tx, error)                 { return c.inner.Begin() } //nolint:staticcheck // the interface has it
+
+//lint:ignore SA1019 driver.Conn has the method
+func (c *opaqueConn) Begin() (driver.Tx, error) { return c.inner.Begin() }
 func (c *opaqueConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
 	return c.inner.(driver.ExecerContext).ExecContext(ctx, query, args)
 }
