@@ -17,14 +17,18 @@ import (
 
 // settings are common to all benchmarks.
 type settings struct {
-	rounds int
-	slice  time.Duration
+	rounds      int
+	slice       time.Duration
+	drainRounds int
+	stall       time.Duration
 }
 
 func main() {
 	var s settings
 	flag.IntVar(&s.rounds, "rounds", 9, "turns that each way gets in each cell")
 	flag.DurationVar(&s.slice, "slice", 300*time.Millisecond, "length of a turn")
+	flag.IntVar(&s.drainRounds, "drain-rounds", 3, "times that each outbox is emptied in each cell")
+	flag.DurationVar(&s.stall, "stall", time.Minute, "length of each load with a transaction held open")
 	only := flag.String("run", ".", "regular expression: the benchmarks to run")
 	flag.Parse()
 
@@ -46,6 +50,10 @@ func run(ctx context.Context, s settings, only string) error {
 		run  func(context.Context, settings) error
 	}{
 		{"transactional", transactional},
+		{"inserts", inserts},
+		{"drains", drains},
+		{"latency", latency},
+		{"stalls", stalls},
 	} {
 		if selected.MatchString(benchmark.name) {
 			if err := benchmark.run(ctx, s); err != nil {

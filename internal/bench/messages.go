@@ -3,10 +3,12 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"sync/atomic"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
@@ -33,6 +35,15 @@ func mail(uuid, entity string) *message.Message {
 	msg := message.NewMessage("mail-"+uuid, []byte(`{"template":"card-updated","at":"`+time.Now().UTC().Format(time.RFC3339)+`"}`))
 	msg.Metadata = message.Metadata{"partition_key": entity}
 	return msg
+}
+
+// mails are n of them, of as many cards.
+func mails(n int) []*message.Message {
+	msgs := make([]*message.Message, n)
+	for i := range msgs {
+		msgs[i] = mail(watermill.NewUUID(), "card-"+strconv.FormatInt(rand.Int64N(entities), 10))
+	}
+	return msgs
 }
 
 func metadataJSON(msg *message.Message) ([]byte, error) { return json.Marshal(msg.Metadata) }
