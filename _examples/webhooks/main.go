@@ -26,6 +26,11 @@ func main() {
 	flag.Uint64Var(&c.seed, "seed", 1, "of the events and of what happens to them")
 	verbose := flag.Bool("v", false, "log what Watermill does")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "unknown argument %q\n", flag.Arg(0))
+		flag.Usage()
+		os.Exit(2)
+	}
 	c.database = os.Getenv("DATABASE_URL")
 	level := slog.LevelError
 	if *verbose {

@@ -2,6 +2,8 @@ package main
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 )
@@ -25,7 +27,16 @@ func (c config) load() (source, []event, []step, error) {
 	random := rand.New(rand.NewPCG(c.seed, 0))
 	if c.input != "" {
 		events, err := readEvents(c.input)
+		if err == nil && len(events) == 0 {
+			err = errors.New("no deliveries in it")
+		}
+		if err != nil {
+			err = fmt.Errorf("-input %s: %w", c.input, err)
+		}
 		return githubSource, events, planShuffled(events, random), err
+	}
+	if c.events < 1 {
+		return source{}, nil, nil, fmt.Errorf("-events %d: at least one is needed", c.events)
 	}
 	events, err := makeEvents(c.events, random)
 	return cardSource, events, planDeliveries(events, random), err

@@ -24,7 +24,7 @@ func (s *service) report(ctx context.Context, p *provider, expected outcome, res
 		}
 		fmt.Fprintln(table)
 	}
-	fmt.Fprintf(out, "\n%d deliveries of %d distinct events; %d answers were lost on the way back, %d forgeries were refused\n\n",
+	fmt.Fprintf(out, "\n%d deliveries of %d distinct events, the last replays included; %d answers were lost on the way back, %d forgeries were refused\n\n",
 		p.accepted.Load(), expected.events, p.lost.Load(), p.refused.Load())
 	row("consumer", "applied", "duplicates", "stale", "rolled back", "rows")
 	for _, consumer := range []struct {

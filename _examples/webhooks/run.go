@@ -26,6 +26,10 @@ type config struct {
 // run starts everything, has the provider send its deliveries, waits until all is handled, and checks what has become of them.
 // It returns nil only if every invariant holds.
 func run(ctx context.Context, c config, out io.Writer) (err error) {
+	address, err := parseBroker(c.broker)
+	if err != nil {
+		return err
+	}
 	source, events, steps, err := c.load()
 	if err != nil {
 		return err
@@ -36,7 +40,7 @@ func run(ctx context.Context, c config, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.close()) }()
-	b, err := openBroker(ctx, c.broker, db, c.logger)
+	b, err := openBroker(ctx, address, db, c.logger)
 	if err != nil {
 		return err
 	}
