@@ -82,9 +82,13 @@ func TestRunReportsWhatItCannotUse(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing.jsonl")
 	for name, c := range map[string]config{
 		"unknown scheme":    {broker: "amqp://localhost"},
+		"not a URL":         {broker: "1:2"},
+		`not "localhost"`:   {broker: "kafka://localhost"},
+		`not "a"`:           {broker: "kafka://a,b:9092"},
 		"missing.jsonl":     {broker: "gochannel://", input: missing},
-		"connect":           {broker: "gochannel://", database: "postgres://127.0.0.1:1/db"},
-		"first path segmen": {broker: "1:2"},
+		"no deliveries":     {broker: "gochannel://", input: os.DevNull},
+		"at least one":      {broker: "gochannel://", events: -5},
+		"failed to connect": {broker: "gochannel://", events: 1, database: "postgres://127.0.0.1:1/db"},
 	} {
 		c.logger = watermill.NopLogger{}
 		require.ErrorContains(t, run(t.Context(), c, new(bytes.Buffer)), name)
