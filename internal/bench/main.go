@@ -50,6 +50,7 @@ func run(ctx context.Context, s settings, only string) error {
 		run  func(context.Context, settings) error
 	}{
 		{"transactional", transactional},
+		{"deduplicator", deduplicator},
 		{"inserts", inserts},
 		{"drains", drains},
 		{"latency", latency},
