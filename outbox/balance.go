@@ -24,6 +24,11 @@ func (d *delivery) planBalance(now time.Time) *errand {
 				d.removeTrouble(t)
 			}
 		}
+		for key, a := range d.aside {
+			if _, held := d.shards[a.shard]; !held {
+				d.takeBack(key)
+			}
+		}
 	}
 	return e
 }
@@ -53,7 +58,7 @@ func (d *delivery) finishBalance(e *errand, now time.Time) {
 		}
 		e.beyond--
 		d.shards[shard] = true
-		d.lanes.drop(func(row *pending) bool { return row.shard == shard })
+		d.lanes.drop(func(s int) bool { return s == shard })
 	}
 }
 

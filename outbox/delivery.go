@@ -23,8 +23,9 @@ type delivery struct {
 	lanes    lanes
 	floor    floor
 	troubles troubles
-	due      dueHeap
-	shards   map[int]bool // held; true: to be given back as soon as nothing of it is in memory
+	topics   map[string]*topic // that fail
+	aside    map[string]aside  // keys whose messages stay in the table while their topic fails
+	shards   map[int]bool      // held; true: to be given back as soon as nothing of it is in memory
 	lease    lease
 	closing  bool
 
@@ -32,10 +33,11 @@ type delivery struct {
 	settling []*pending // those that the trip under way deletes
 	notes    []note
 
-	accepted  uint64 // messages that the broker has taken
-	inARow    int    // failures since it last took one
-	unparked  int    // messages that had trouble and are tried again
-	nextProbe time.Time
+	accepted uint64    // messages that the broker has taken
+	inARow   int       // failures since it last took one
+	unparked int       // messages that had trouble and are tried again
+	retried  bool      // what was given to the broker last had had trouble
+	clogged  time.Time // since when memory is full of what cannot be sent
 
 	limit       int  // of a page
 	more        bool // the last page was full
@@ -66,21 +68,22 @@ const (
 	balanceInterval = 500 * time.Millisecond
 	flushInterval   = 10 * time.Millisecond // how long a message that was sent stays in the table, for company
 	firstPause      = 5 * time.Millisecond  // between polls, when there has just been something
-	probeInterval   = 100 * time.Millisecond
 )
 
 // begin forgets what holds for one session only.
 func (d *delivery) begin() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.lanes.drop(func(*pending) bool { return true })
+	d.lanes.drop(every)
 	d.taken = append(d.taken, d.settling...)
 	d.settling = nil
-	for _, row := range d.lanes.known {
-		row.old = true
-	}
 	d.floor.reset()
-	d.troubles, d.due, d.unparked = newTroubles(), nil, 0
+	d.doubtOffsets()
+	d.troubles, d.unparked = newTroubles(), 0
+	for name := range d.topics {
+		d.lanes.releaseTopic(name)
+	}
+	d.topics, d.aside, d.inARow = make(map[string]*topic), make(map[string]aside), 0
 	d.notes = nil
 	d.shards = make(map[int]bool)
 	d.lease = lease{}
@@ -89,12 +92,21 @@ func (d *delivery) begin() {
 	d.nextPoll, d.nextBalance, d.nextReload = now, now, now
 }
 
+func every(int) bool { return true }
+
+// doubtOffsets notes that what is in memory may not be what the table has under its offsets.
+func (d *delivery) doubtOffsets() {
+	for _, row := range d.lanes.known {
+		row.old = true
+	}
+}
+
 // end stops the workers from sending more: without a session there are no locks.
 func (d *delivery) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lease = lease{}
-	d.lanes.drop(func(*pending) bool { return true })
+	d.lanes.drop(every)
 }
 
 // run sends until ctx ends or the session is lost.
@@ -146,25 +158,35 @@ func (d *delivery) run(ctx, work context.Context, s *session) error {
 			ended = nil
 			d.mu.Lock()
 			d.closing = true
-			d.lanes.drop(func(*pending) bool { return true })
+			d.lanes.drop(every)
 			d.mu.Unlock()
 		case <-timeUp:
 			if underway {
 				e := <-results
 				underway = false
 				if err := d.finish(e, time.Now()); err != nil {
-					return errors.Join(ErrCloseTimeout, err)
+					return errors.Join(d.stuck(), err)
 				}
 			}
 			if e, _, _ := d.plan(time.Now()); e != nil && e.trip != nil {
 				e.run(last, s)
 				if err := d.finish(e, time.Now()); err != nil {
-					return errors.Join(ErrCloseTimeout, err)
+					return errors.Join(d.stuck(), err)
 				}
 			}
-			return ErrCloseTimeout
+			return d.stuck()
 		}
 	}
+}
+
+// stuck is the error where the time to close is up: it may be PostgreSQL that did not answer.
+func (d *delivery) stuck() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lanes.sending == 0 {
+		return nil
+	}
+	return ErrCloseTimeout
 }
 
 func (d *delivery) waitFor(ctx context.Context, limit time.Duration) error {
@@ -184,7 +206,7 @@ func (d *delivery) wait(work context.Context) error {
 	case <-done:
 		return nil
 	case <-work.Done():
-		return ErrCloseTimeout
+		return d.stuck()
 	}
 }
 
@@ -234,11 +256,14 @@ func (d *delivery) plan(now time.Time) (e *errand, wait time.Duration, done bool
 		return d.planBalance(now), 0, false
 	}
 	t := &trip{}
-	wait = min(d.lease.at.Add(beat).Sub(now), d.nextBalance.Sub(now))
-	wanted := wait <= 0 && !d.closing
-	if d.closing {
-		wait = beat
+	// Also while closing: the server would end a session that is silent, and what the broker takes later would stay.
+	wait = d.lease.at.Add(beat).Sub(now)
+	if !d.closing {
+		wait = min(wait, d.nextBalance.Sub(now))
+		d.recover()
+		d.unclog(now, &wait)
 	}
+	wanted := wait <= 0
 
 	if len(d.taken) > 0 {
 		idle := d.lanes.sending == 0 && d.active == 0
@@ -253,6 +278,9 @@ func (d *delivery) plan(now time.Time) (e *errand, wait time.Duration, done bool
 		if t.due = d.dueNow(now, &wait); len(t.due) > 0 {
 			wanted = true
 		}
+		if t.refills = d.refills(); len(t.refills) > 0 {
+			wanted = true
+		}
 		if d.mayFetch() {
 			poll := d.nextPoll.Sub(now)
 			if t.fetch = d.more || d.asked || poll <= 0; t.fetch {
@@ -261,8 +289,8 @@ func (d *delivery) plan(now time.Time) (e *errand, wait time.Duration, done bool
 				wait = min(wait, poll)
 			}
 		}
-		if d.outage() && len(d.lanes.fresh) > 0 {
-			wait = min(wait, max(d.nextProbe.Sub(now), time.Millisecond))
+		if probe, any := d.nextProbe(); any {
+			wait = min(wait, max(probe.Sub(now), time.Millisecond))
 		}
 	}
 	if !wanted {
@@ -323,6 +351,9 @@ func (d *delivery) load(t *trip) {
 		}
 	}
 	t.troubled = len(d.troubles.waiting) > 0
+	for key, lane := range d.lanes.cut {
+		t.cutKeys, t.rests = append(t.cutKeys, key), append(t.rests, lane.rest)
+	}
 	for shard, leaving := range d.shards {
 		if !leaving {
 			t.shards = append(t.shards, shard)
@@ -355,6 +386,7 @@ func (d *delivery) finish(e *errand, now time.Time) error {
 	if t.fetch {
 		d.finishFetch(t, now)
 	}
+	d.finishRefills(t)
 	// What follows lowers the floor, and lets keys go on whose rows this page may lack.
 	d.finishDue(t)
 	for _, row := range t.sent {
@@ -368,6 +400,11 @@ func (d *delivery) finish(e *errand, now time.Time) error {
 
 func (d *delivery) finishFetch(t *trip, now time.Time) {
 	d.adjustLimit(t)
+	if d.floor.restarted(t.page.file) {
+		d.doubtOffsets()
+		d.asked = true
+		return
+	}
 	if !d.floor.observe(t.page, now) {
 		d.asked = true
 		return
@@ -379,7 +416,7 @@ func (d *delivery) finishFetch(t *trip, now time.Time) {
 	for _, row := range t.rows {
 		_, known := d.lanes.known[row.offset]
 		leaving, held := d.shards[row.shard]
-		if known || !held || leaving || d.troubles.waiting[row.key] > 0 {
+		if known || !held || leaving || d.mustWait(row) {
 			continue
 		}
 		d.lanes.admit(row)

@@ -34,7 +34,8 @@
 // A message that the broker refuses holds up its key, and no other. It is tried again after 100 ms, then after twice as
 // long each time, up to 30 s. After RelayConfig.MaxAttempts it is parked: see Config.ListParked, CountParked, RetryParked
 // and DiscardParked, which work from any program. What cannot be read is parked at once. While the broker takes nothing at
-// all, nothing is parked.
+// all, nothing is parked but, in time, a message that no other waits beside. Of a topic that has refused many messages in a row, new ones are tried one at a time, ten in a
+// second at most, until it takes one; other topics do not wait for it.
 //
 // A relay needs sessions of its own. Behind PgBouncer in transaction mode it refuses to work; publishers do not mind.
 //
@@ -42,7 +43,8 @@
 //
 // One row is one message, in plain columns: SQL and tools for change data capture read it as it is. It is created by
 // Config.Schema, which is the file schema.sql. SchemaAdapter and OffsetsAdapter let the Publisher and the Subscriber of
-// watermill-sql work on the same table, so that Watermill's own forwarder can fill it or drain it.
+// watermill-sql work on the same table, so that Watermill's own forwarder can fill it or drain it. Rows may be written by
+// hand: they are sent, but in order only if no two transactions write the same key at a time.
 //
 // # What it does not do
 //

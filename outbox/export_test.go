@@ -3,7 +3,17 @@ package outbox
 // FetchSQL are the relay's queries for new messages.
 func FetchSQL(topic string) (queries []string) {
 	q := newRelaySQL(tableOf(topic), nil, RelayConfig{Shards: 16})
-	return append(q.fetch[0][:], q.fetch[1][:]...)
+	for _, some := range q.fetch {
+		for _, waiting := range some {
+			queries = append(queries, waiting[:]...)
+		}
+	}
+	return queries
+}
+
+// RefillSQL is the relay's query for more messages of a key.
+func RefillSQL(topic string) string {
+	return newRelaySQL(tableOf(topic), nil, RelayConfig{Shards: 16}).refill
 }
 
 // RemoveSQL is the relay's delete.

@@ -15,7 +15,9 @@ func (d *delivery) failed(row *pending, fault error, now time.Time) {
 	if _, held := d.shards[row.shard]; !held {
 		return // the session was lost meanwhile, and the shard is another relay's
 	}
-	d.inARow++
+	if !permanent(fault) {
+		d.suspect(row.topic, now)
+	}
 	t := d.troubles.byOffset[row.offset]
 	if t == nil {
 		t = &trouble{offset: row.offset, uuid: row.uuid, key: row.key, shard: row.shard, taken: row.began}
@@ -28,7 +30,7 @@ func (d *delivery) failed(row *pending, fault error, now time.Time) {
 	if t.counted {
 		t.attempts++
 	}
-	t.taken, t.busy = d.accepted, false
+	t.taken, t.busy, t.topic = d.accepted, false, row.topic
 	wait := t.backoff.next()
 	t.until = now.Add(wait)
 	var unreadable *unreadableError
@@ -43,14 +45,15 @@ func (d *delivery) failed(row *pending, fault error, now time.Time) {
 		d.relay.logger.Error("Could not publish from outbox, the message is parked", fault, fields)
 		return
 	}
-	heap.Push(&d.due, dueEntry{t.until, t})
+	d.troubles.postpone(t, t.until)
 	fields["wait"] = wait
 	d.relay.logger.Error("Could not publish from outbox, the message's key waits", fault, fields)
 }
 
 // alone tells whether nothing but the message at hand waits to be sent, which then cannot be compared with any other.
 func (d *delivery) alone() bool {
-	return d.lanes.waiting == 0 && d.lanes.sending == 0 && d.unparked <= 1 && !d.more
+	return d.lanes.waiting == 0 && d.lanes.sending == 0 && d.unparked <= 1 && !d.more &&
+		len(d.lanes.cut) == 0 && len(d.aside) == 0
 }
 
 // park leaves a message to a person. Where its key may go on, it does so when the table knows.
@@ -74,38 +77,41 @@ func (d *delivery) removeTrouble(t *trouble) {
 	t.until = time.Time{} // its entry in the heap is stale
 }
 
-// dueNow gives the messages whose time has come, to be read again; else it shortens wait.
+// dueNow gives the messages whose time has come, to be read again; else it shortens wait. They must not take all the
+// memory: those that wait for a broker that hangs would leave the others none.
 func (d *delivery) dueNow(now time.Time, wait *time.Duration) []int64 {
 	var offsets []int64
-	for len(d.due) > 0 && len(offsets) < d.pageSize() {
-		first := d.due[0]
+	limit := max(1, d.pageSize()/4) - len(d.lanes.retry)
+	some := limit - d.pageSize()/8 // the rest is for topics that do not always fail
+	due := &d.troubles.due
+	for len(*due) > 0 && len(offsets) < limit {
+		first := (*due)[0]
 		t := first.of
-		if t.parked || t.busy || !t.until.Equal(first.until) {
-			heap.Pop(&d.due)
+		if t.parked || t.busy || !t.until.Equal(first.until) || d.troubles.first(t.key) != t {
+			heap.Pop(due)
 			continue
 		}
 		if left := first.until.Sub(now); left > 0 {
 			*wait = min(*wait, left)
 			break
 		}
-		heap.Pop(&d.due)
+		heap.Pop(due)
 		if leaving, held := d.shards[t.shard]; leaving || !held {
+			continue
+		}
+		if topic := d.topics[t.topic]; topic != nil && topic.dead && len(offsets) >= max(1, some) {
+			d.troubles.postpone(t, now.Add(10*firstBackoff))
 			continue
 		}
 		if _, known := d.lanes.known[t.offset]; known {
 			// The broker has it still, from an earlier session.
-			d.postpone(t, now.Add(firstBackoff))
+			d.troubles.postpone(t, now.Add(firstBackoff))
 			continue
 		}
 		t.busy = true
 		offsets = append(offsets, t.offset)
 	}
 	return offsets
-}
-
-func (d *delivery) postpone(t *trouble, until time.Time) {
-	t.until = until
-	heap.Push(&d.due, dueEntry{until, t})
 }
 
 // finishDue sends again what was read again. What is no longer there has been deleted or parked by somebody.
@@ -118,7 +124,7 @@ func (d *delivery) finishDue(t *trip) {
 		if trouble == nil || trouble.uuid != row.uuid {
 			continue
 		}
-		if leaving, held := d.shards[row.shard]; leaving || !held || d.closing {
+		if leaving, held := d.shards[row.shard]; leaving || !held || d.closing || d.troubles.first(row.key) != trouble {
 			trouble.busy = false
 			continue
 		}
@@ -150,18 +156,18 @@ func (d *delivery) reconcile(found *trouble, noted map[int64]bool, now time.Time
 		}
 		if !found.parked {
 			d.unparked++
-			heap.Push(&d.due, dueEntry{found.until, found})
+			d.troubles.postpone(found, found.until)
 		}
 		d.troubles.add(found, !found.parked || !d.relay.config.PassParked)
-		if found.holds {
-			d.lanes.dropKey(found.key)
+		if lane := d.lanes.byKey[found.key]; lane != nil && found.holds {
+			d.troubles.dropped(d.lanes.clear(lane, found.offset), now)
 		}
 	case t.parked && !found.parked && !noted[t.offset]:
 		t.parked, t.attempts, t.busy = false, found.attempts, false
 		t.backoff.reset()
 		d.unparked++
 		d.troubles.hold(t)
-		d.postpone(t, now)
+		d.troubles.postpone(t, now)
 	}
 }
 
@@ -189,30 +195,10 @@ func (d *delivery) noted() map[int64]bool {
 
 // took notes that the broker has a message.
 func (d *delivery) took(row *pending, now time.Time) {
-	if d.outage() {
-		d.relieve(now)
-	}
 	d.accepted++
-	d.inARow = 0
+	d.trust(row.topic, now)
 	if len(d.taken) == 0 {
 		d.nextFlush = now.Add(flushInterval)
 	}
 	d.taken = append(d.taken, row)
-}
-
-// manyFailures in a row, and none taken, mean that the broker is down.
-const manyFailures = 64
-
-// outage tells whether the broker seems to be down: the messages that have failed are tried again in their time, and of
-// the others one now and then.
-func (d *delivery) outage() bool { return d.inARow >= manyFailures && d.unparked > 0 }
-
-// relieve ends the waits that an outage has caused.
-func (d *delivery) relieve(now time.Time) {
-	for _, t := range d.troubles.byOffset {
-		if !t.parked && !t.busy && !t.counted {
-			t.backoff.reset()
-			d.postpone(t, now)
-		}
-	}
 }

@@ -194,6 +194,47 @@ func TestKeysGoOnBehindParkedMessages(t *testing.T) {
 	require.Len(t, b.all(), 41)
 }
 
+// Several parked messages of a key are retried: they leave in their order, also where one fails once more.
+func TestRetriedMessagesOfAKeyLeaveInOrder(t *testing.T) {
+	t.Parallel()
+	for _, pass := range []bool{false, true} {
+		for _, fails := range []string{"none", "0", "1"} {
+			t.Run(fmt.Sprintf("pass %v, fails again %s", pass, fails), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t)
+				b := newBroker()
+				var down, failed atomic.Bool
+				down.Store(true)
+				b.refuse = func(_ string, msg *message.Message) error {
+					switch {
+					case down.Load():
+						return permanentError{}
+					case string(msg.Payload) == fails && !failed.Swap(true):
+						return errors.New("once more")
+					}
+					return nil
+				}
+				publish(t, pool, numbered(4, 1)...)
+				stop := startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 1, PassParked: true})
+				eventually(t, "all are parked", func() bool { return len(parked(t, pool)) == 4 })
+				stop()
+				down.Store(false)
+				startRelay(t, pool, b, outbox.RelayConfig{PassParked: pass})
+				var offsets []int64
+				for _, p := range parked(t, pool) {
+					offsets = append(offsets, p.Offset)
+				}
+				_, err := outbox.Config{}.RetryParked(t.Context(), pool, offsets...)
+				require.NoError(t, err)
+				b.wait(t, 4)
+				publish(t, pool, newMessage("key-0", "4"))
+				require.Equal(t, []string{"0", "1", "2", "3", "4"}, payloads(b.wait(t, 5)))
+				drained(t, pool)
+			})
+		}
+	}
+}
+
 // While the broker takes nothing, no message is to blame; when it is back, nothing waits for the end of a long back-off.
 func TestAnOutageParksNothing(t *testing.T) {
 	t.Parallel()
@@ -284,6 +325,32 @@ func TestAFailingTopicHoldsUpItsOwnKeysOnly(t *testing.T) {
 	}
 }
 
+// One worker, for which messages that fail slowly are always due.
+func TestRetriesLeaveTheOthersTheirTurn(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := newBroker()
+	slow := make(chan struct{}, 1000)
+	b.refuse = func(_ string, msg *message.Message) error {
+		if string(msg.Payload) == "alive" {
+			return nil
+		}
+		time.Sleep(200 * time.Millisecond)
+		slow <- struct{}{}
+		return errors.New("timeout")
+	}
+	const failing = 8
+	publish(t, pool, numbered(failing, failing)...)
+	startRelay(t, pool, b, outbox.RelayConfig{Concurrency: 1})
+	for range 3 * failing {
+		<-slow
+	}
+	publish(t, pool, newMessage("alive", "alive"))
+	began := len(slow)
+	b.wait(t, 1)
+	require.Less(t, len(slow)-began, 6)
+}
+
 func TestARowThatCannotBeReadIsParked(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -331,4 +398,52 @@ func TestListParkedIsPaged(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, n)
 	}
+}
+
+// A row that was written by hand, without the key's lock, may appear before one of its key that has trouble.
+func TestARowThatAppearsBeforeAFailedOneIsSent(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := newBroker()
+	var down atomic.Bool
+	down.Store(true)
+	tried := make(chan struct{}, 1000)
+	b.refuse = func(_ string, msg *message.Message) error {
+		if down.Load() && string(msg.Payload) == "failed" {
+			tried <- struct{}{}
+			return errors.New("no")
+		}
+		return nil
+	}
+	startRelay(t, pool, b, outbox.RelayConfig{})
+	early := begin(t, pool)
+	_, err := early.Exec(t.Context(), `insert into watermill_outbox (uuid, topic, key, payload) values ('u', 'topic', 'key', 'early')`)
+	require.NoError(t, err)
+	publish(t, pool, newMessage("key", "failed"), newMessage("key", "behind"))
+	<-tried
+	<-tried
+	require.NoError(t, early.Commit(t.Context()))
+	require.Equal(t, []string{"early"}, payloads(b.wait(t, 1)))
+	down.Store(false)
+	require.Equal(t, []string{"early", "failed", "behind"}, payloads(b.wait(t, 3)))
+	drained(t, pool)
+}
+
+// Messages that are permanently refused say nothing of their topic.
+func TestPermanentFailuresHoldUpNothing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := newBroker()
+	b.refuse = func(_ string, msg *message.Message) error {
+		if string(msg.Payload) != "good" {
+			return permanentError{}
+		}
+		return nil
+	}
+	publish(t, pool, numbered(500, 500)...)
+	publish(t, pool, newMessage("good", "good"))
+	began := time.Now()
+	startRelay(t, pool, b, outbox.RelayConfig{BatchSize: 100})
+	b.wait(t, 1)
+	require.Less(t, time.Since(began), 10*time.Second)
 }

@@ -21,6 +21,7 @@ import (
 // remembered instead, each with the floor to go back to when it ends.
 type floor struct {
 	high int64
+	file int64 // of the sequence
 	mark mark
 	late map[uint64]int64
 	seen map[uint64]time.Time
@@ -34,6 +35,7 @@ type mark struct {
 
 // page is what one read above the floor tells about what there may be below its end.
 type page struct {
+	file   int64    // of the sequence
 	mark   mark     // taken before the read; no xid: nothing has been drawn beyond the floor
 	before snapshot // taken between mark and the read
 	after  snapshot // taken after the read
@@ -52,9 +54,21 @@ func newFloor() floor {
 
 // reset forgets all: what is below the floor is not known any more.
 func (f *floor) reset() {
-	seen := f.seen
+	seen, file := f.seen, f.file
 	*f = newFloor()
-	f.seen = seen
+	f.seen, f.file = seen, file
+}
+
+// restarted tells whether the sequence has another file than before: it may have begun anew, and its offsets are other
+// messages' now.
+func (f *floor) restarted(file int64) bool {
+	known := f.file
+	f.file = file
+	if known == 0 || known == file {
+		return false
+	}
+	f.reset()
+	return true
 }
 
 // back lowers the floor to where rows have been passed over.

@@ -2,13 +2,18 @@ package outbox
 
 import (
 	"container/heap"
+	"math"
+	"slices"
 	"time"
 )
 
 // lane is a key that has messages in memory. One of them is with the broker at a time, or one batch.
 type lane struct {
 	key    string
-	queue  []*pending
+	shard  int
+	queue  []*pending // by offset
+	cut    bool       // what it has from rest on is in the table only
+	rest   int64
 	busy   bool
 	failed bool      // in the batch that is being looked at
 	in     *laneHeap // that waits for its turn
@@ -41,45 +46,62 @@ func (h *laneHeap) Pop() any {
 // lanes are the messages in memory. They are used with the delivery's lock held.
 type lanes struct {
 	byKey    map[string]*lane
-	fresh    laneHeap           // lanes that have something to send, and nothing with the broker
-	retry    laneHeap           // and those whose next message has had trouble
+	fresh    laneHeap             // lanes that have something to send, and nothing with the broker
+	retry    laneHeap             // those of them whose next message has had trouble
+	held     map[string]*laneHeap // and those whose next message is for a topic that fails, by topic
+	cut      map[string]*lane
 	known    map[int64]*pending // all that is in memory, up to its deletion
 	waiting  int                // messages in queues
 	sending  int                // messages with the broker
-	retrying int                // those of them that have had trouble
+	retrying int                // those of them that have had trouble, or whose topic fails
 }
 
 func newLanes() lanes {
-	return lanes{byKey: make(map[string]*lane), known: make(map[int64]*pending)}
+	return lanes{
+		byKey: make(map[string]*lane),
+		held:  make(map[string]*laneHeap),
+		cut:   make(map[string]*lane),
+		known: make(map[int64]*pending),
+	}
 }
 
-// admit puts a row behind those of its key; before them where it has had trouble.
+// admit puts a row in its place among those of its key: nearly always the last.
 func (l *lanes) admit(row *pending) {
 	ln := l.byKey[row.key]
 	if ln == nil {
-		ln = &lane{key: row.key}
+		ln = &lane{key: row.key, shard: row.shard}
 		l.byKey[row.key] = ln
 	}
 	l.known[row.offset] = row
 	l.waiting++
-	if row.trouble != nil && len(ln.queue) > 0 {
-		l.unready(ln)
-		ln.queue = append([]*pending{row}, ln.queue...)
-	} else {
-		ln.queue = append(ln.queue, row)
+	place := len(ln.queue)
+	for place > 0 && ln.queue[place-1].offset > row.offset {
+		place--
 	}
+	if place == 0 {
+		l.unready(ln)
+	}
+	ln.queue = slices.Insert(ln.queue, place, row)
 	l.makeReady(ln)
 }
 
 func (l *lanes) makeReady(ln *lane) {
-	if ln.busy || ln.in != nil || len(ln.queue) == 0 {
-		return
+	if !ln.busy && ln.in == nil && len(ln.queue) > 0 {
+		heap.Push(l.heapOf(ln.queue[0]), ln)
 	}
-	if ln.queue[0].trouble != nil {
-		heap.Push(&l.retry, ln)
-	} else {
-		heap.Push(&l.fresh, ln)
+}
+
+// heapOf is where a lane waits whose next message this is.
+func (l *lanes) heapOf(row *pending) *laneHeap {
+	if row.trouble != nil {
+		return &l.retry
 	}
+	if len(l.held) > 0 {
+		if held := l.held[row.topic]; held != nil {
+			return held
+		}
+	}
+	return &l.fresh
 }
 
 func (l *lanes) unready(ln *lane) {
@@ -97,27 +119,33 @@ func (l *lanes) next(rows []*pending, limit, retries, fresh int) []*pending {
 		case retries > 0 && len(l.retry) > 0:
 			ln = l.retry[0]
 			retries--
-			l.retrying++
 		case fresh > 0 && len(l.fresh) > 0:
 			ln = l.fresh[0]
 			fresh--
 		default:
 			return l.hold(rows, limit)
 		}
-		rows = append(rows, ln.queue[0])
-		ln.queue[0] = nil
-		ln.queue = ln.queue[1:]
-		ln.busy = true
-		l.waiting--
-		l.sending++
-		switch {
-		case len(ln.queue) == 0 || limit == 1 || ln.in == &l.retry:
+		rows = append(rows, l.take(ln))
+		if len(ln.queue) == 0 || limit == 1 || ln.in == &l.retry || ln.in != l.heapOf(ln.queue[0]) {
 			l.unready(ln)
-		default:
+		} else {
 			heap.Fix(ln.in, ln.index)
 		}
 	}
 	return l.hold(rows, limit)
+}
+
+func (l *lanes) take(ln *lane) *pending {
+	row := ln.queue[0]
+	ln.queue[0] = nil
+	ln.queue = ln.queue[1:]
+	ln.busy = true
+	l.waiting--
+	l.sending++
+	if row.trouble != nil || row.probe {
+		l.retrying++
+	}
+	return row
 }
 
 // hold keeps what is left of a batch's keys from going out before the batch is back.
@@ -133,7 +161,7 @@ func (l *lanes) hold(rows []*pending, limit int) []*pending {
 // returned notes that the broker has answered for a message.
 func (l *lanes) returned(row *pending) *lane {
 	l.sending--
-	if row.trouble != nil {
+	if row.trouble != nil || row.probe {
 		l.retrying--
 	}
 	return l.byKey[row.key]
@@ -145,38 +173,93 @@ func (l *lanes) goOn(ln *lane) {
 		return
 	}
 	ln.busy, ln.failed = false, false
-	if len(ln.queue) == 0 {
+	l.settle(ln)
+}
+
+// settle puts a lane where it belongs, which may be nowhere.
+func (l *lanes) settle(ln *lane) {
+	if !ln.busy && !ln.cut && len(ln.queue) == 0 {
 		delete(l.byKey, ln.key)
 		return
 	}
 	l.makeReady(ln)
 }
 
-// drop forgets what is in the queues of some lanes: it is still in the table.
-func (l *lanes) drop(which func(*pending) bool) {
+// drop forgets what is in the queues of some shards: it is still in the table.
+func (l *lanes) drop(which func(shard int) bool) {
 	for _, ln := range l.byKey {
-		if len(ln.queue) > 0 && which(ln.queue[0]) {
-			l.dropKey(ln.key)
+		if which(ln.shard) {
+			l.clear(ln, math.MinInt64)
 		}
 	}
 }
 
-func (l *lanes) dropKey(key string) {
-	if ln := l.byKey[key]; ln != nil {
-		l.clear(ln)
-		if !ln.busy {
-			delete(l.byKey, key)
-		}
-	}
-}
-
-func (l *lanes) clear(ln *lane) {
+// clear forgets what a lane has behind an offset. It gives the troubles of the messages forgotten.
+func (l *lanes) clear(ln *lane, offset int64) []*trouble {
 	l.unready(ln)
-	for _, row := range ln.queue {
-		delete(l.known, row.offset)
+	keep := len(ln.queue)
+	for keep > 0 && ln.queue[keep-1].offset > offset {
+		keep--
 	}
-	l.waiting -= len(ln.queue)
-	ln.queue = nil
+	troubles := l.truncate(ln, keep)
+	if ln.cut && ln.rest > offset {
+		l.whole(ln)
+	}
+	l.settle(ln)
+	return troubles
+}
+
+// trim forgets what a lane has beyond some messages. The lane remembers where it goes on in the table.
+func (l *lanes) trim(ln *lane, keep int) []*trouble {
+	if len(ln.queue) <= keep {
+		return nil
+	}
+	ln.cut, ln.rest = true, ln.queue[keep].offset
+	l.cut[ln.key] = ln
+	return l.truncate(ln, keep)
+}
+
+// whole notes that nothing of a lane is in the table only, but for what the relay has yet to read.
+func (l *lanes) whole(ln *lane) {
+	ln.cut = false
+	delete(l.cut, ln.key)
+}
+
+func (l *lanes) truncate(ln *lane, keep int) (troubles []*trouble) {
+	dropped := ln.queue[keep:]
+	for _, row := range dropped {
+		delete(l.known, row.offset)
+		if row.trouble != nil {
+			troubles = append(troubles, row.trouble)
+		}
+	}
+	l.waiting -= len(dropped)
+	clear(dropped)
+	ln.queue = ln.queue[:keep]
+	return troubles
+}
+
+// holdTopic sets the lanes apart whose next message is for a topic; releaseTopic puts them back.
+func (l *lanes) holdTopic(topic string) {
+	l.held[topic] = new(laneHeap)
+	l.sortOut(slices.Clone(l.fresh))
+}
+
+func (l *lanes) releaseTopic(topic string) {
+	held := l.held[topic]
+	delete(l.held, topic)
+	if held != nil {
+		l.sortOut(slices.Clone(*held))
+	}
+}
+
+func (l *lanes) sortOut(some []*lane) {
+	for _, ln := range some {
+		if ln.in != l.heapOf(ln.queue[0]) {
+			l.unready(ln)
+			l.makeReady(ln)
+		}
+	}
 }
 
 // lease tells how long the locks are held for sure.

@@ -53,6 +53,8 @@ type RelayConfig struct {
 	// KeepSent leaves messages in the table when they have been sent, with the time in sent_at. Deleting them is the
 	// user's then. A relay walks over them when it starts or takes over another's shards, unless there is an index
 	// for that: create index on watermill_outbox ("offset") where sent_at is null.
+	// One that is to be sent again needs a time for it: set sent_at = null, next_attempt_at = now(). With sent_at alone
+	// it waits until a relay starts.
 	// Defaults to false: they are deleted.
 	KeepSent bool
 
@@ -150,7 +152,7 @@ func NewRelay(pool *pgxpool.Pool, broker message.Publisher, config RelayConfig, 
 
 // Run sends until ctx ends, and returns nil then, having finished what it was sending; or ErrCloseTimeout. Where
 // PostgreSQL or the broker fails, it goes on by itself when they are back. It gives up where it cannot work: ErrPooled,
-// ErrShards.
+// ErrShards, ErrSequence.
 //
 // Any number of relays may run for one outbox, in one process or many. They share its keys by shards, and when one comes,
 // goes or dies, its shards move within seconds. A message may be sent twice then; what is sent for the first time is
@@ -178,7 +180,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		switch {
 		case errors.Is(err, ErrCloseTimeout):
 			return err
-		case errors.Is(err, ErrPooled), errors.Is(err, ErrShards):
+		case errors.Is(err, ErrPooled), errors.Is(err, ErrShards), errors.Is(err, ErrSequence):
 			return errors.Join(err, d.waitFor(work, r.config.CloseTimeout))
 		case ctx.Err() != nil:
 			return d.wait(work)

@@ -373,13 +373,23 @@ func TestTheFetchDoesNotSort(t *testing.T) {
 	_, err = conn.Exec(t.Context(), outbox.Settings)
 	require.NoError(t, err)
 	for i, query := range outbox.FetchSQL("outbox") {
-		args := []any{0, []int64{}, 100, []int{1, 2}}
-		plan := explain(t, conn, query, args[:3+i/2]...)
+		args := []any{0, []int64{}, 100}
+		if i&4 != 0 {
+			args = append(args, []int{1, 2})
+		}
+		if i&1 != 0 {
+			args = append(args, []string{"key-1"}, []int64{10})
+		}
+		plan := explain(t, conn, query, args...)
 		require.Contains(t, plan, "Index Scan using watermill_outbox_pkey")
 		require.NotContains(t, plan, "Sort")
 		require.NotContains(t, plan, "Join")
 	}
-	plan := explain(t, conn, outbox.RemoveSQL("outbox"), []int64{1, 2}, []string{"a", "b"})
+	plan := explain(t, conn, outbox.RefillSQL("outbox"), 0, "key-1", 100)
+	require.Contains(t, plan, "Index Scan using watermill_outbox_pkey")
+	require.NotContains(t, plan, "Sort")
+
+	plan = explain(t, conn, outbox.RemoveSQL("outbox"), []int64{1, 2}, []string{"a", "b"})
 	require.Contains(t, plan, "Index Scan using watermill_outbox_pkey")
 
 	plan = explain(t, pool, outbox.SchemaAdapter{}.SelectQuery("outbox", "", outbox.OffsetsAdapter{}).Query)
@@ -400,4 +410,79 @@ func explain(t *testing.T, db interface {
 		plan += line + "\n"
 	}
 	return plan
+}
+
+// While it finishes what it is sending, the session must not fall silent: the server would end it, and with it the locks.
+func TestTheSessionIsKeptAliveWhileTheRelayCloses(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := newBroker()
+	inHand, goOn := make(chan struct{}), make(chan struct{})
+	b.refuse = func(string, *message.Message) error {
+		close(inHand)
+		<-goOn
+		return nil
+	}
+	publish(t, pool, newMessage("key", "0"))
+	relay, err := outbox.NewRelay(pool, b, outbox.RelayConfig{}, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- relay.Run(ctx) }()
+	<-inHand
+	cancel()
+	now := func() (at time.Time) {
+		require.NoError(t, pool.QueryRow(t.Context(), `select clock_timestamp()`).Scan(&at))
+		return at
+	}
+	const beats = 2500 * time.Millisecond // of one second, and the first may be that of before
+	closing := now()
+	eventually(t, "it says something", func() bool {
+		var says bool
+		err := pool.QueryRow(t.Context(), `select exists (
+			select from pg_stat_activity
+			where datname = current_database()
+			  and pid in (select pid from pg_locks where locktype = 'advisory')
+			  and state_change > $1)`, closing.Add(beats)).Scan(&says)
+		require.NoError(t, err)
+		require.Less(t, now().Sub(closing), 8*time.Second)
+		return says
+	})
+	close(goOn)
+	require.NoError(t, <-done)
+	require.Len(t, b.all(), 1)
+	requireEmpty(t, pool)
+}
+
+// The table is emptied by hand, and gives its offsets once more, to more messages than before.
+func TestOffsetsBeginAnew(t *testing.T) {
+	t.Parallel()
+	pool, p := newPool(t), newPublisher(t, outbox.Config{})
+	b := newBroker()
+	startRelay(t, pool, b, outbox.RelayConfig{Wake: p, PollInterval: time.Second})
+	for round := range 5 {
+		inTx(t, pool, func(tx pgx.Tx) {
+			_, err := tx.Exec(t.Context(), `truncate watermill_outbox restart identity`)
+			require.NoError(t, err)
+			require.NoError(t, p.PublishTx(t.Context(), tx, "topic", numbered(round+1, 2)...))
+		})
+		p.Wake()
+		b.wait(t, (round+1)*(round+2)/2)
+		drained(t, pool)
+	}
+}
+
+// Of a sequence with a cache, each session has offsets in stock: they do not grow in the order of time.
+func TestARelayRefusesASequenceWithACache(t *testing.T) {
+	t.Parallel()
+	for _, change := range []string{"cache 10", "increment -1 maxvalue 1000 start 1000 restart"} {
+		pool := newPool(t)
+		_, err := pool.Exec(t.Context(), `alter sequence watermill_outbox_offset_seq `+change)
+		require.NoError(t, err)
+		relay, err := outbox.NewRelay(pool, newBroker(), outbox.RelayConfig{}, nil)
+		require.NoError(t, err)
+		err = relay.Run(t.Context())
+		require.ErrorIs(t, err, outbox.ErrSequence)
+		require.ErrorContains(t, err, "alter sequence public.watermill_outbox_offset_seq increment 1 cache 1")
+	}
 }

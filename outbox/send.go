@@ -13,14 +13,17 @@ import (
 
 // start has workers send what is ready. They end by themselves.
 func (d *delivery) start(now time.Time) {
-	limit := d.relay.config.Concurrency
-	if d.batches != nil {
-		limit = 1
-	}
-	for ready := d.ready(now); ready > 0 && d.active < limit; ready-- {
+	for ready := d.ready(now); ready > 0 && d.active < d.maxActive(); ready-- {
 		d.active++
 		d.workers.Go(d.work)
 	}
+}
+
+func (d *delivery) maxActive() int {
+	if d.batches != nil {
+		return 1
+	}
+	return d.relay.config.Concurrency
 }
 
 // ready is how many workers would find something to do.
@@ -28,14 +31,27 @@ func (d *delivery) ready(now time.Time) int {
 	if !d.maySend(now) {
 		return 0
 	}
-	ready := len(d.lanes.retry)
-	switch {
-	case !d.outage():
-		ready += len(d.lanes.fresh)
-	case ready == 0 && len(d.lanes.fresh) > 0 && !now.Before(d.nextProbe):
-		ready = 1
+	retries := d.retries()
+	ready := len(d.lanes.fresh) + max(0, min(len(d.lanes.retry), retries))
+	if retries > 0 && d.probeDue(now) != "" {
+		ready++
 	}
 	return min(ready, d.room())
+}
+
+// retries is how many more messages that have had trouble may be given to the broker. They may take long to fail, so
+// some workers are always left to the others.
+func (d *delivery) retries() int {
+	workers := d.relay.config.Concurrency
+	switch {
+	case d.batches != nil:
+		return d.relay.config.BatchSize
+	case len(d.lanes.fresh) > 0:
+		workers /= 4
+	default:
+		workers -= workers / 4
+	}
+	return max(1, workers) - d.lanes.retrying
 }
 
 // room is how many messages may be given to the broker. Those that it has, or has taken and that are not yet deleted,
@@ -76,28 +92,33 @@ func (d *delivery) next(rows []*pending, now time.Time) []*pending {
 	if limit = min(limit, d.room()); limit <= 0 || !d.maySend(now) {
 		return rows
 	}
-	retries, fresh := limit, limit
-	if d.batches == nil && len(d.lanes.fresh) > 0 {
-		retries = max(1, config.Concurrency/4) - d.lanes.retrying // they may take long to fail
+	if d.retries() > 0 && !d.freshTurn() {
+		rows = d.probe(rows, now)
 	}
-	if d.outage() {
-		fresh = 0
-		if retries = limit; len(d.lanes.retry) == 0 && !now.Before(d.nextProbe) {
-			fresh = 1
-			d.nextProbe = now.Add(probeInterval)
-		}
+	retries := d.retries()
+	if d.freshTurn() {
+		retries = 0
 	}
-	rows = d.lanes.next(rows, limit, retries, fresh)
+	rows = d.lanes.next(rows, limit, retries, limit)
+	d.retried = len(rows) > 0 && (rows[0].trouble != nil || rows[0].probe)
 	for _, row := range rows {
 		row.began = d.accepted
 	}
 	return rows
 }
 
+// freshTurn tells whether a message that has had no trouble is next: one worker alone may find others always due.
+func (d *delivery) freshTurn() bool {
+	return d.batches == nil && d.retried && len(d.lanes.fresh) > 0
+}
+
 // returned takes in the broker's answers.
 func (d *delivery) returned(rows []*pending, faults []error, now time.Time) {
 	for i, row := range rows {
 		lane := d.lanes.returned(row)
+		if topic := d.topics[row.topic]; topic != nil && row.probe {
+			topic.probing = false
+		}
 		switch fault := faults[i]; {
 		case fault == nil:
 			d.took(row, now)
@@ -105,17 +126,19 @@ func (d *delivery) returned(rows []*pending, faults []error, now time.Time) {
 			delete(d.lanes.known, row.offset) // it was not tried; it is read again when its turn comes
 		default:
 			lane.failed = true
-			d.lanes.clear(lane)
+			d.troubles.dropped(d.lanes.clear(lane, row.offset), now)
 			d.failed(row, fault, now)
 		}
 	}
+	short := false
 	for _, row := range rows {
 		if lane := d.lanes.byKey[row.key]; lane != nil {
 			d.lanes.goOn(lane)
+			short = short || d.short(lane)
 		}
 	}
 	half := d.relay.config.BatchSize / 2
-	if len(d.notes) > 0 || len(d.taken) <= len(rows) || len(d.taken) >= d.settleAt() || d.more && d.lanes.waiting <= half {
+	if short || len(d.notes) > 0 || len(d.taken) <= len(rows) || len(d.taken) >= d.settleAt() || d.more && d.lanes.waiting <= half {
 		d.poke()
 	}
 }

@@ -56,8 +56,30 @@ func (s *session) prepare(ctx context.Context, pool *pgxpool.Pool, config RelayC
 	if err != nil {
 		return fmt.Errorf("outbox: relay: look up table: %w", err)
 	}
+	if sequence != nil {
+		if err := s.requireCommonSequence(ctx, *sequence); err != nil {
+			return err
+		}
+	}
 	s.locks = newShardLocks(config.Topic, table, config.Shards)
 	s.sql = newRelaySQL(s.table, sequence, config)
+	return nil
+}
+
+// ErrSequence is returned by Run where the offsets that the table's sequence gives out do not grow for all sessions
+// alike: with a cache, or a negative increment. Messages would be passed over.
+var ErrSequence = errors.New("outbox: relay needs offsets that grow")
+
+func (s *session) requireCommonSequence(ctx context.Context, sequence string) error {
+	var cache, increment int64
+	err := s.conn.QueryRow(ctx, `select seqcache, seqincrement from pg_sequence where seqrelid = $1::regclass`, sequence).Scan(&cache, &increment)
+	switch {
+	case err != nil:
+		return fmt.Errorf("outbox: relay: look up sequence: %w", err)
+	case cache != 1 || increment < 1:
+		return fmt.Errorf("%w: the sequence %s has cache %d and increment %d: alter sequence %[2]s increment 1 cache 1, "+
+			"then have all that write to the outbox reconnect", ErrSequence, sequence, cache, increment)
+	}
 	return nil
 }
 

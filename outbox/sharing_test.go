@@ -325,6 +325,12 @@ func TestSentMessagesCanBeKept(t *testing.T) {
 	eventually(t, "all are marked", func() bool { return unsent() == 0 })
 	require.Len(t, b.all(), 107)
 	require.Len(t, contents(t, pool, outbox.Config{}), 107)
+
+	_, err := pool.Exec(t.Context(), `update watermill_outbox set sent_at = null, next_attempt_at = now() where "offset" in (3, 13, 107)`)
+	require.NoError(t, err)
+	b.wait(t, 110)
+	eventually(t, "all are marked", func() bool { return unsent() == 0 })
+	require.Len(t, b.all(), 110)
 }
 
 func TestMessagesLeaveWithTheirSequence(t *testing.T) {

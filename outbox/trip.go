@@ -23,7 +23,10 @@ type trip struct {
 	known    []int64 // rows above the floor that are not asked for
 	shards   []int   // nil: all
 	troubled bool    // there may be keys that must wait
-	due      []int64 // troubled rows whose time has come
+	cutKeys  []string
+	rests    []int64   // the rows of cutKeys from here on are not asked for
+	due      []int64   // troubled rows whose time has come
+	refills  []*refill // lanes to go on with
 
 	began time.Time
 	page  page
@@ -42,7 +45,16 @@ type pending struct {
 	shard    int
 	trouble  *trouble // that it had before, if any
 	began    uint64   // how many messages the broker had taken when it was given this one
-	old      bool     // it was read in an earlier session
+	old      bool     // it was read in an earlier session, or before the offsets began anew
+	probe    bool     // it tells whether its topic still fails
+}
+
+// refill is what a lane asks for that has been cut.
+type refill struct {
+	lane  *lane
+	rest  int64
+	limit int
+	rows  []*pending
 }
 
 // note is what is written down about a message that the broker did not take.
@@ -59,7 +71,8 @@ type relaySQL struct {
 	drawn     string
 	note      string
 	settle    string
-	fetch     [2][2]string // all shards or some; without or with keys that must wait
+	fetch     [2][2][2]string // all shards or some; without or with keys that must wait; without or with lanes cut
+	refill    string
 	due       string
 	troubles  string
 	snapshots string
@@ -70,6 +83,7 @@ func newRelaySQL(table string, sequence *string, config RelayConfig) relaySQL {
 		drawn:     drawnSQL(sequence),
 		note:      noteSQL(table),
 		settle:    removeSQL(table),
+		refill:    refillSQL(table, config.Shards, config.PassParked),
 		due:       dueSQL(table, config.Shards),
 		troubles:  troublesSQL(table, config.Shards),
 		snapshots: "select pg_current_snapshot()::text, pg_backend_pid()",
@@ -79,20 +93,27 @@ func newRelaySQL(table string, sequence *string, config RelayConfig) relaySQL {
 	}
 	for some := range 2 {
 		for waiting := range 2 {
-			q.fetch[some][waiting] = fetchSQL(table, config.Shards, some == 1, waiting == 1, config.PassParked)
+			for cut := range 2 {
+				q.fetch[some][waiting][cut] = fetchSQL(table, config.Shards, some == 1, waiting == 1, cut == 1, config.PassParked)
+			}
 		}
 	}
 	return q
 }
 
-// drawnSQL reads the sequence, and then takes a transaction id, unless nothing was drawn since.
+// drawnSQL reads the sequence, and then takes a transaction id, unless nothing was drawn since. The sequence's file is
+// another one when it has begun anew, as after "truncate ... restart identity".
 func drawnSQL(sequence *string) string {
 	if sequence == nil {
 		// The offsets come from elsewhere: nothing is known of them, and the floor stays where it is.
-		return "select $1::bigint, null::text"
+		return "select $1::bigint, null::text, 0::bigint"
 	}
-	return `select drawn.last, case when drawn.last > $1::bigint then pg_current_xact_id()::text end
-from (select last_value - case when is_called then 0 else 1 end as last from ` + *sequence + ` offset 0) as drawn`
+	return `select drawn.last, case when drawn.last > $1::bigint then pg_current_xact_id()::text end, drawn.file
+from (
+    select last_value - case when is_called then 0 else 1 end as last, pg_relation_filenode(tableoid)::bigint as file
+    from ` + *sequence + `
+    offset 0
+) as drawn`
 }
 
 // noteSQL writes down failures. A parked row has next_attempt_at = infinity, so that one index finds all rows that have
@@ -134,24 +155,24 @@ where row."offset" = taken."offset"
 //
 // Rows behind one of their key that has had trouble are left out. The probe of the partial index is a scalar subquery so
 // that no join can take its place, which would want a sort.
-func fetchSQL(table string, shards int, some, waiting, passParked bool) string {
-	var shardClause, waitClause string
+func fetchSQL(table string, shards int, some, waiting, cut, passParked bool) string {
+	var shardClause, waitClause, cutClause string
+	args := 3
 	if some {
-		shardClause = "  and " + shardOf(shards) + " = any ($4::integer[])"
+		args++
+		shardClause = fmt.Sprintf("  and %s = any ($%d::integer[])", shardOf(shards), args)
 	}
 	if waiting {
-		waitClause = `  and (
+		waitClause = notBehind(table, passParked)
+	}
+	if cut {
+		cutClause = fmt.Sprintf(`  and (
     select true
-    from ` + table + ` as first
-    where first.key = row.key
-      and first.next_attempt_at is not null
-      and first."offset" < row."offset"
-`
-		if passParked {
-			waitClause += "      and first.parked_at is null\n"
-		}
-		waitClause += `    limit 1
-  ) is null`
+    from unnest($%d::text[], $%d::bigint[]) as cut (key, rest)
+    where cut.key = row.key
+      and cut.rest <= row."offset"
+    limit 1
+  ) is null`, args+1, args+2)
 	}
 	return lines(
 		`select "offset", topic, key, uuid, payload, metadata, `+shardOf(shards)+` as shard`,
@@ -163,6 +184,40 @@ func fetchSQL(table string, shards int, some, waiting, passParked bool) string {
 		`  and "offset" not in (select unnest($2::bigint[]))`,
 		shardClause,
 		waitClause,
+		cutClause,
+		`order by "offset"`,
+		`limit $3`,
+	)
+}
+
+// notBehind is the clause for that.
+func notBehind(table string, passParked bool) string {
+	clause := `  and (
+    select true
+    from ` + table + ` as first
+    where first.key = row.key
+      and first.next_attempt_at is not null
+      and first."offset" < row."offset"
+`
+	if passParked {
+		clause += "      and first.parked_at is null\n"
+	}
+	return clause + `    limit 1
+  ) is null`
+}
+
+// refillSQL reads what one key has from an offset on. A key whose lane was cut has many rows: walking over those of
+// others finds some soon.
+func refillSQL(table string, shards int, passParked bool) string {
+	return lines(
+		`select "offset", topic, key, uuid, payload, metadata, `+shardOf(shards)+` as shard`,
+		`from `+table+` as row`,
+		`where "offset" >= $1`,
+		`  and key = $2`,
+		`  and next_attempt_at is null`,
+		`  and parked_at is null`,
+		`  and sent_at is null`,
+		notBehind(table, passParked),
 		`order by "offset"`,
 		`limit $3`,
 	)
@@ -186,7 +241,7 @@ func (s *session) do(ctx context.Context, t *trip) error {
 	if t.fetch {
 		b.Queue(s.sql.drawn, t.floor).QueryRow(func(row pgx.Row) error {
 			var xid *string
-			err := row.Scan(&t.page.mark.offset, &xid)
+			err := row.Scan(&t.page.mark.offset, &xid, &t.page.file)
 			if err == nil && xid != nil {
 				t.page.mark.xid, err = strconv.ParseUint(*xid, 10, 64)
 			}
@@ -207,6 +262,13 @@ func (s *session) do(ctx context.Context, t *trip) error {
 		b.Queue(s.sql.snapshots).QueryRow(s.snapshotInto(&t.page.before))
 		s.queueFetch(&b, t)
 	}
+	// After the fetch: see finishRefills.
+	for _, r := range t.refills {
+		b.Queue(s.sql.refill, r.rest, r.lane.key, r.limit).Query(func(rows pgx.Rows) (err error) {
+			r.rows, err = collect(rows)
+			return err
+		})
+	}
 	if len(t.due) > 0 {
 		b.Queue(s.sql.due, t.due).Query(func(rows pgx.Rows) (err error) {
 			t.again, err = collect(rows)
@@ -224,7 +286,7 @@ func (s *session) do(ctx context.Context, t *trip) error {
 }
 
 func (s *session) queueFetch(b *pgx.Batch, t *trip) {
-	some, waiting := 0, 0
+	some, waiting, cut := 0, 0, 0
 	args := []any{t.floor, t.known, t.limit}
 	if t.shards != nil {
 		some = 1
@@ -233,7 +295,11 @@ func (s *session) queueFetch(b *pgx.Batch, t *trip) {
 	if t.troubled {
 		waiting = 1
 	}
-	b.Queue(s.sql.fetch[some][waiting], args...).Query(func(rows pgx.Rows) (err error) {
+	if len(t.cutKeys) > 0 {
+		cut = 1
+		args = append(args, t.cutKeys, t.rests)
+	}
+	b.Queue(s.sql.fetch[some][waiting][cut], args...).Query(func(rows pgx.Rows) (err error) {
 		t.rows, err = collect(rows)
 		t.page.end = math.MaxInt64
 		if len(t.rows) == t.limit {

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"container/heap"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ type trouble struct {
 	offset int64
 	uuid   string
 	key    string
+	topic  string // where this relay has tried it
 	shard  int
 
 	attempts int // those that count
@@ -26,16 +28,39 @@ type trouble struct {
 	taken    uint64 // how many messages the broker had taken at the last failure
 	busy     bool   // it is being read again or sent
 	holds    bool   // its key waits
+	index    int    // among those that hold the key
 }
 
 // troubles are those of the shards that a relay holds.
 type troubles struct {
 	byOffset map[int64]*trouble
-	waiting  map[string]int // keys, and how many of their messages hold them up
+	waiting  map[string]*troubleHeap // keys, and those of their messages that hold them up
+	due      dueHeap
 }
 
 func newTroubles() troubles {
-	return troubles{byOffset: make(map[int64]*trouble), waiting: make(map[string]int)}
+	return troubles{byOffset: make(map[int64]*trouble), waiting: make(map[string]*troubleHeap)}
+}
+
+// first is the oldest of the messages that hold up a key. No other of them is tried.
+func (ts *troubles) first(key string) *trouble {
+	if held := ts.waiting[key]; held != nil {
+		return (*held)[0]
+	}
+	return nil
+}
+
+func (ts *troubles) postpone(t *trouble, until time.Time) {
+	t.until = until
+	heap.Push(&ts.due, dueEntry{until, t})
+}
+
+// dropped has messages read again that were to be sent again.
+func (ts *troubles) dropped(some []*trouble, now time.Time) {
+	for _, t := range some {
+		t.busy = false
+		ts.postpone(t, now)
+	}
 }
 
 // add takes in a trouble that holds up its key or does not.
@@ -52,10 +77,16 @@ func (ts *troubles) remove(t *trouble) {
 }
 
 func (ts *troubles) hold(t *trouble) {
-	if !t.holds {
-		t.holds = true
-		ts.waiting[t.key]++
+	if t.holds {
+		return
 	}
+	t.holds = true
+	held := ts.waiting[t.key]
+	if held == nil {
+		held = new(troubleHeap)
+		ts.waiting[t.key] = held
+	}
+	heap.Push(held, t)
 }
 
 func (ts *troubles) release(t *trouble) {
@@ -63,9 +94,35 @@ func (ts *troubles) release(t *trouble) {
 		return
 	}
 	t.holds = false
-	if ts.waiting[t.key]--; ts.waiting[t.key] <= 0 {
+	held := ts.waiting[t.key]
+	heap.Remove(held, t.index)
+	if len(*held) == 0 {
 		delete(ts.waiting, t.key)
+	} else if next := (*held)[0]; !next.parked && !next.busy {
+		ts.postpone(next, next.until) // its turn may have come while it was not the first
 	}
+}
+
+// troubleHeap has the oldest message first.
+type troubleHeap []*trouble
+
+func (h troubleHeap) Len() int           { return len(h) }
+func (h troubleHeap) Less(i, j int) bool { return h[i].offset < h[j].offset }
+func (h troubleHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+func (h *troubleHeap) Push(x any) {
+	t := x.(*trouble)
+	t.index = len(*h)
+	*h = append(*h, t)
+}
+func (h *troubleHeap) Pop() any {
+	last := len(*h) - 1
+	t := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return t
 }
 
 // troublesSQL reads them from the partial index that is made for it. The time left is PostgreSQL's to tell: clocks
