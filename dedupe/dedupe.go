@@ -1,6 +1,7 @@
 package dedupe
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -73,11 +74,7 @@ func (c Config) EventID(msg *message.Message) (string, error) {
 
 // table gives the name quoted.
 func (c Config) table() (string, error) {
-	name := c.Table
-	if name == "" {
-		name = defaultTable
-	}
-	quoted, err := sqlname.Table(name)
+	quoted, err := sqlname.Table(cmp.Or(c.Table, defaultTable))
 	if err != nil {
 		return "", fmt.Errorf("dedupe: Table: %w", err)
 	}

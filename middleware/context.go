@@ -33,10 +33,12 @@ func runFromContext(ctx context.Context) (*run, bool) {
 }
 
 // PgxTx gives the handler's transaction where the DB is Pgx. False outside a handler, and where the DB is SQL: nothing is to be
-// done then but to return an error. Commit and Rollback on it return ErrTxManaged, and the
-// transaction goes on. Begin on it is a savepoint; rolling that back takes back what was published or queued under it. Savepoints in
-// raw SQL text are not seen: what was queued or published under one leaves with the COMMIT even where it was rolled back. Once the
-// attempt has ended, everything on it returns pgx.ErrTxClosed; only what Conn and LargeObjects have given before does not know.
+// done then but to return an error.
+//
+// Commit and Rollback on it return ErrTxManaged, and the transaction goes on. Begin on it is a savepoint; rolling that back takes
+// back what was published or queued under it. Savepoints in raw SQL text are not seen: what was queued or published under one
+// leaves with the COMMIT even where it was rolled back. Once the attempt has ended, everything on it returns pgx.ErrTxClosed; only
+// what Conn and LargeObjects have given before does not know.
 //
 // It is for one goroutine at a time, as all of pgx. A goroutine that still uses it when the handler returns fails the attempt.
 func PgxTx(ctx context.Context) (pgx.Tx, bool) {
@@ -47,8 +49,10 @@ func PgxTx(ctx context.Context) (pgx.Tx, bool) {
 	return r.tx.pgx, true
 }
 
-// SQLTx gives the handler's transaction where the DB is SQL. False outside a handler, and where the DB is Pgx. Commit and Rollback on it return ErrTxManaged; the transaction
-// goes on, but database/sql takes that *sql.Tx for done, and SQLTx gives a fresh one on the same transaction.
+// SQLTx gives the handler's transaction where the DB is SQL. False outside a handler, and where the DB is Pgx.
+//
+// Commit and Rollback on it return ErrTxManaged; the transaction goes on, but database/sql takes that *sql.Tx for done, and SQLTx
+// gives a fresh one on the same transaction.
 func SQLTx(ctx context.Context) (*sql.Tx, bool) {
 	r, ok := runFromContext(ctx)
 	if !ok || r.tx.sql == nil {
@@ -58,8 +62,9 @@ func SQLTx(ctx context.Context) (*sql.Tx, bool) {
 }
 
 // Queue keeps a write until the handler has returned and sends it together with the COMMIT: it costs no round trip of its
-// own. What it fails with, the attempt fails with. A query is one statement, and uses PostgreSQL's placeholders ($1); args must not be changed before the
-// handler has returned. The handler cannot see what it queued. Outside a handler it returns outbox.ErrNoTransaction.
+// own. What it fails with, the attempt fails with. A query is one statement, and uses PostgreSQL's placeholders ($1); args must
+// not be changed before the handler has returned. The handler cannot see what it queued. Outside a handler it returns
+// outbox.ErrNoTransaction.
 func Queue(ctx context.Context, query string, args ...any) error {
 	r, ok := runFromContext(ctx)
 	if !ok {

@@ -25,7 +25,7 @@ type DB interface {
 // The pool needs a connection for each handler that runs at the same time.
 func Pgx(pool *pgxpool.Pool) DB { return pgxDB{pool} }
 
-// SQL runs handlers in transactions of database/sql, for what is written for it (sqlc, gorm, ent, bun) and for any
+// SQL runs handlers in transactions of database/sql, for what is written for it (sqlc, gorm, bun) and for any
 // PostgreSQL driver: the handler finds its transaction by SQLTx. Over pgx's stdlib it makes as few round trips as Pgx;
 // over other drivers each of our statements is a trip of its own, and one more before COMMIT looks at the transaction's
 // state. A driver that does not heed contexts (lib/pq, while it reads) waits for a dead network as long as TCP does.
@@ -33,6 +33,13 @@ func Pgx(pool *pgxpool.Pool) DB { return pgxDB{pool} }
 // Statements prepared on db itself cannot be used in the handler's transaction, which belongs to another *sql.DB: prepare them
 // on the *sql.Tx, and leave sqlc's emit_prepared_queries off.
 func SQL(db *sql.DB) DB { return sqlDB{db} }
+
+func validateDB(db DB) error {
+	if db == nil {
+		return errors.New("db is nil")
+	}
+	return db.validate()
+}
 
 // session is one connection while an attempt has it. Its methods are called in the order in which they stand, by one
 // goroutine.
@@ -142,11 +149,13 @@ func (db sqlDB) use(ctx context.Context, f func(session) error) error {
 		}
 		shim := &sqlShim{inner: inner}
 		defer shim.close()
-		own := &sqlShim{inner: inner}
-		defer own.close()
-		var s session = &sqlSession{own: own, shim: shim}
+		var s session
 		if pgxConn, ok := unwrapStdlib(inner); ok {
 			s = &pgxSession{conn: pgxConn.Conn(), shim: shim}
+		} else {
+			own := &sqlShim{inner: inner}
+			defer own.close()
+			s = &sqlSession{own: own, shim: shim}
 		}
 		result = f(s)
 		if s.broken() {

@@ -30,10 +30,7 @@ func InitializeSchema(ctx context.Context, db DB, of ...interface{ Schema() stri
 		}
 		of = []interface{ Schema() string }{dedupe.Config{}, ordering.Config{}, publisher}
 	}
-	faults := []error{errors.New("db is nil")}
-	if db != nil {
-		faults[0] = db.validate()
-	}
+	faults := []error{validateDB(db)}
 	for _, o := range of {
 		if p, ok := o.(*outbox.Publisher); o == nil || ok && p == nil {
 			faults = append(faults, errors.New("one of what is named is nil"))

@@ -115,12 +115,11 @@ func (s *pgxSession) commit(ctx context.Context, statements []attempt.Statement)
 	// nothing. Where all went well sameTransaction did, and the COMMIT behind it has committed.
 	err = results.Close()
 	var early pgx.ErrPreprocessingBatch
-	if errors.As(err, &early) { // nothing has run; one text could not be prepared, or its arguments not encoded
-		done = max(0, slices.IndexFunc(statements, func(s attempt.Statement) bool { return s.SQL == early.SQL() }))
-	}
 	switch {
 	case err == nil:
 		return len(statements), nil
+	case errors.As(err, &early): // nothing has run; one text could not be prepared, or its arguments not encoded
+		return max(0, slices.IndexFunc(statements, func(s attempt.Statement) bool { return s.SQL == early.SQL() })), err
 	case !s.refused(err):
 		return done, fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 	case done == len(statements) && sqlState(err) == divisionByZero:
@@ -133,12 +132,9 @@ func (s *pgxSession) commit(ctx context.Context, statements []attempt.Statement)
 // refused tells whether err, met in the COMMIT batch, is known to have left the transaction uncommitted. The batch runs
 // up to its first error, and COMMIT stands last in it.
 func (s *pgxSession) refused(err error) bool {
-	var (
-		early pgx.ErrPreprocessingBatch // a statement that cannot be prepared, an argument that cannot be encoded
-		pgErr *pgconn.PgError
-	)
+	var pgErr *pgconn.PgError
 	switch {
-	case errors.As(err, &early), pgconn.SafeToRetry(err):
+	case pgconn.SafeToRetry(err):
 		return true // before COMMIT was sent
 	case errors.As(err, &pgErr):
 		// FATAL ends the session at any point, also between COMMIT's commit record and its answer.

@@ -23,14 +23,7 @@ import (
 // Add it last, innermost: PoisonQueue, Retry and Recoverer belong outside. Nothing must stand between it and the
 // handler that turns errors into nil, and the handler must not ack its message by itself.
 func Transactional(db DB, config Config) (message.HandlerMiddleware, error) {
-	var faults []error
-	if db == nil {
-		faults = append(faults, errors.New("db is nil"))
-	} else if err := db.validate(); err != nil {
-		faults = append(faults, err)
-	}
-	faults = append(faults, config.Validate())
-	if err := errors.Join(faults...); err != nil {
+	if err := errors.Join(validateDB(db), config.Validate()); err != nil {
 		return nil, fmt.Errorf("middleware: %w", err)
 	}
 	config.setDefaults()

@@ -1,6 +1,7 @@
 package ordering
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -56,11 +57,7 @@ func (c Config) PositionOf(msg *message.Message) (Position, error) {
 
 // table gives the name quoted.
 func (c Config) table() (string, error) {
-	name := c.Table
-	if name == "" {
-		name = defaultTable
-	}
-	quoted, err := sqlname.Table(name)
+	quoted, err := sqlname.Table(cmp.Or(c.Table, defaultTable))
 	if err != nil {
 		return "", fmt.Errorf("ordering: Table: %w", err)
 	}
