@@ -41,7 +41,7 @@
 // # What it does not do
 //
 // It does not order events: an old one that was never seen before is fresh (see package ordering). It does not cover
-// calls to other systems, which no rollback takes back. Claims are kept until somebody deletes them, and an event that
-// comes again after that is fresh; so handlers should be idempotent by nature where that is cheap: set state from the
+// calls to other systems, which no rollback takes back. Claims are kept until somebody deletes them (Forget does, for a
+// deliberate second run), and an event that comes again after that is fresh; so handlers should be idempotent by nature where that is cheap: set state from the
 // event rather than add to it, and keep the event id, unique, beside what must add up.
 package dedupe
