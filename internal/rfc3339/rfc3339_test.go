@@ -1,4 +1,4 @@
-package ordering
+package rfc3339
 
 import (
 	"regexp"
@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestParseTime(t *testing.T) {
+func TestMicros(t *testing.T) {
 	t.Parallel()
 	const day = 24 * 60 * 60 * 1_000_000
 	for text, want := range map[string]int64{
@@ -40,7 +40,7 @@ func TestParseTime(t *testing.T) {
 		"2016-12-31T23:59:59.999999Z":                            1_483_228_799_999_999,
 		"2026-01-02T03:04:05." + strings.Repeat("9", 1000) + "Z": 1_767_323_045_999_999,
 	} {
-		micros, ok := parseTime(text)
+		micros, ok := Micros(text)
 		require.True(t, ok, text)
 		require.Equal(t, want, micros, text)
 	}
@@ -54,7 +54,7 @@ func TestParseTime(t *testing.T) {
 		"2026-01-02T03:04:05 +00:00", "2026-W01-5T03:04:05Z", "2026-01-02T03:04:05\u22120:00", "2026-01-02T03:04:05+00:00\x00", "２026-01-02T03:04:05Z",
 		"infinity", "now",
 	} {
-		_, ok := parseTime(text)
+		_, ok := Micros(text)
 		require.False(t, ok, text)
 	}
 }
@@ -62,8 +62,8 @@ func TestParseTime(t *testing.T) {
 // form is date-time of RFC 3339; which dates and times there are is left to package time.
 var form = regexp.MustCompile(`^\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)$`)
 
-// FuzzParseTime holds the parser against package time, which takes more than the form.
-func FuzzParseTime(f *testing.F) {
+// FuzzMicros holds the parser against package time, which takes more than the form.
+func FuzzMicros(f *testing.F) {
 	for _, seed := range []string{
 		"1970-01-01T00:00:00Z", "2026-01-02T03:04:05.123456789-04:00", "0000-02-29T23:59:59+23:59", "9999-12-31T23:59:60Z", "2026-01-02t03:04:05z",
 		"2026-01-02T03:04:05,1Z", "2026-02-30T03:04:05Z", "2016-12-31T23:59:60Z",
@@ -71,7 +71,7 @@ func FuzzParseTime(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		micros, ok := parseTime(text)
+		micros, ok := Micros(text)
 		if !form.MatchString(text) {
 			require.False(t, ok)
 			return
