@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
@@ -97,7 +98,8 @@ func (w *world) everyOutcome() {
 	kinds := map[once.Kind]int{}
 	failed := map[string]bool{}
 	publisher := newPublisher(t)
-	h := w.consume(once.Config{Ordering: byMetadata, Outbox: publisher, OnOutcome: func(_ context.Context, o once.Outcome) {
+	now := func(*message.Message) (time.Time, error) { return time.Now(), nil }
+	h := w.consume(once.Config{Ordering: byMetadata, Outbox: publisher, MaxAge: time.Hour, Time: now, OnOutcome: func(_ context.Context, o once.Outcome) {
 		mu.Lock()
 		defer mu.Unlock()
 		kinds[o.Kind]++

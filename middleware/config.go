@@ -7,6 +7,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
+
 	"github.com/watermill-once/watermill-once/dedupe"
 	"github.com/watermill-once/watermill-once/internal/keytext"
 	"github.com/watermill-once/watermill-once/ordering"
@@ -43,6 +45,16 @@ type Config struct {
 	// for their locks. When it runs out the outcome is unknown. Must be longer than LockTimeout. Defaults to 30 s.
 	CommitTimeout time.Duration
 
+	// MaxAge refuses an event that is older, by Time and the database's clock, with ErrTooOld, which is permanent. Set it where claims
+	// are swept, to their age or less: an event from before would be handled as new, since nobody knows any more whether it
+	// was handled. One that is still known to be a duplicate or stale is that. An event of the future is not too old. Defaults to 0: no limit.
+	MaxAge time.Duration
+
+	// Time finds when the event of a message happened, which its replays must not change: CloudEventTime, JSONTime, JSONUnixTime, or
+	// one's own. It must depend on the message alone: any error, and a zero time, is an ErrInvalidTime, which is permanent. Needed
+	// with MaxAge, and asked only then.
+	Time func(*message.Message) (time.Time, error)
+
 	// OnOutcome is called once for each delivery, when it has ended, with the message's context. It is the hook for
 	// metrics and logs. It must be safe for concurrent use.
 	OnOutcome func(ctx context.Context, o Outcome)
@@ -76,6 +88,12 @@ func (c Config) Validate() error {
 	}
 	if err := c.Ordering.Validate(); err != nil {
 		fault("Ordering: %w", err)
+	}
+	if c.MaxAge < 0 {
+		fault("MaxAge is negative: %v", c.MaxAge)
+	}
+	if c.MaxAge > 0 && c.Time == nil {
+		fault("MaxAge needs Time: what else would tell how old a message is?")
 	}
 	if c.MaxAttempts < 0 {
 		fault("MaxAttempts is negative: %d", c.MaxAttempts)

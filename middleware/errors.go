@@ -35,6 +35,13 @@ var (
 	// either applied or not; the redelivery finds out by its claim.
 	ErrCommitUnknown = errors.New("the outcome of the COMMIT is unknown")
 
+	// ErrTooOld: the message is older than Config.MaxAge, and neither a known duplicate nor stale. It may have been handled before its
+	// claim was swept. Nothing was written. Permanent, for the poison queue.
+	ErrTooOld = errors.New("the message is older than MaxAge")
+
+	// ErrInvalidTime: Config.Time finds no time, or none that makes sense. Permanent, for the poison queue.
+	ErrInvalidTime = errors.New("the message's time is missing or malformed")
+
 	// ErrNoOutbox: the handler produced messages, and Config.Outbox is nil. Permanent, but no fault of the message:
 	// ShouldPoison is false for it.
 	ErrNoOutbox = errors.New("the handler produced messages, and no outbox is configured")
@@ -62,8 +69,8 @@ func (e *permanentError) Unwrap() error { return e.err }
 // Permanent tells outbox.Relay, which parks the messages of a broker that says so.
 func (e *permanentError) Permanent() bool { return true }
 
-// IsPermanent tells whether handling the message again would fail again: what Permanent has marked, a bad event id or
-// position, a produced message that no outbox could hold, and the faults of code and configuration among this package's errors.
+// IsPermanent tells whether handling the message again would fail again: what Permanent has marked, a bad event id, position
+// or time, one that is too old, a produced message that no outbox could hold, and the faults of code and configuration among this package's errors.
 func IsPermanent(err error) bool {
 	var marked *permanentError
 	if errors.As(err, &marked) {
@@ -71,7 +78,7 @@ func IsPermanent(err error) bool {
 	}
 	for _, permanent := range []error{
 		dedupe.ErrInvalidKey, ordering.ErrInvalidPosition, outbox.ErrInvalidMessage, outbox.ErrNoTransaction,
-		ErrTxEnded, ErrTxManaged, ErrNoOutbox, ErrNoTopic, ErrNoConsumer,
+		ErrTooOld, ErrInvalidTime, ErrTxEnded, ErrTxManaged, ErrNoOutbox, ErrNoTopic, ErrNoConsumer,
 	} {
 		if errors.Is(err, permanent) {
 			return true
@@ -84,7 +91,7 @@ func IsPermanent(err error) bool {
 func ShouldRetry(params wmiddleware.RetryParams) bool { return !IsPermanent(params.Err) }
 
 // ShouldPoison is made for Watermill's PoisonQueueWithFilter: it tells whether the message is to blame for err. It is
-// false for all that failed before the handler ran (but for a bad event id or position), for ended contexts, lost
+// false for all that failed before the handler ran (but for a bad event id, position or time, and ErrTooOld), for ended contexts, lost
 // connections, an unknown COMMIT, faults of configuration, and for the SQLSTATEs of a server that is down, full, read-only,
 // contended or refuses the login, or that knows no such table: an outage or a bad deploy must not empty the topic into the poison
 // queue. An error that is none of these goes there, so give Retry a place inside, and mark by Permanent what it need not try.

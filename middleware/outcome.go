@@ -6,7 +6,7 @@ import "time"
 type Kind int
 
 const (
-	// Failed: rolled back; the error went to the Router. Also an unknown COMMIT, and a bad event id or position.
+	// Failed: rolled back; the error went to the Router. Also an unknown COMMIT, a bad event id, position or time, and ErrTooOld.
 	Failed Kind = iota
 	// Fresh: the handler ran, and its work is committed.
 	Fresh
@@ -36,7 +36,7 @@ type Outcome struct {
 	Kind     Kind
 	Consumer string
 	EventID  string        // "" where the message had no valid one
-	Attempts int           // transactions begun; 0 for a duplicate in the cache, a bad event id or position, and where there was no connection
+	Attempts int           // transactions begun; 0 for a duplicate in the cache, a bad event id, position or time, and where there was no connection
 	Duration time.Duration // from the middleware's first step to its last
 	Err      error         // nil unless Kind is Failed
 }

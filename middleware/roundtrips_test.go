@@ -1,8 +1,10 @@
 package middleware_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
@@ -20,6 +22,10 @@ func TestRoundTrips(t *testing.T) {
 		proxy := w.throughProxy()
 		publisher := newPublisher(t)
 		config := once.Config{Ordering: byMetadata, Outbox: publisher}
+		dated := config
+		dated.MaxAge, dated.Time = time.Hour, func(*message.Message) (time.Time, error) { return time.Now(), nil }
+		old := config
+		old.MaxAge, old.Time = time.Hour, func(*message.Message) (time.Time, error) { return time.Unix(1, 0), nil }
 		cached := config
 		cached.Dedupe = dedupe.Config{Cache: 10}
 
@@ -66,6 +72,8 @@ func TestRoundTrips(t *testing.T) {
 			"fresh, one statement":      {config, own(1, 1), func(r int) *message.Message { return fresh(fmt.Sprint("b", r)) }, 3},
 			"fresh, three, two mails":   {config, own(3, 2), func(r int) *message.Message { return fresh(fmt.Sprint("c", r)) }, 5},
 			"fresh, queued":             {config, queued, func(r int) *message.Message { return fresh(fmt.Sprint("d", r)) }, 2},
+			"fresh, with an age":        {dated, own(0, 0), func(r int) *message.Message { return fresh(fmt.Sprint("h", r)) }, 2},
+			"too old":                   {old, own(0, 0), func(r int) *message.Message { return fresh(fmt.Sprint("i", r)) }, 2},
 			"duplicate":                 {config, own(1, 1), func(int) *message.Message { return fresh("e") }, 2},
 			"duplicate in the cache":    {cached, own(1, 1), func(int) *message.Message { return fresh("f") }, 0},
 			"stale":                     {config, own(1, 1), func(r int) *message.Message { return versioned(fmt.Sprint("g", r), "card", "0") }, 2},
@@ -73,11 +81,11 @@ func TestRoundTrips(t *testing.T) {
 			h := w.consume(c.config, c.handler)
 			const warmup, rounds = 3, 5
 			for r := range warmup {
-				require.NoError(t, deliver(t, h, c.messages(r)))
+				require.Equal(t, name == "too old", errors.Is(deliver(t, h, c.messages(r)), once.ErrTooOld))
 			}
 			proxy.Reset()
 			for r := range rounds {
-				require.NoError(t, deliver(t, h, c.messages(warmup+r)))
+				require.Equal(t, name == "too old", deliver(t, h, c.messages(warmup+r)) != nil)
 			}
 			require.Equal(t, rounds*c.want, proxy.RoundTrips(), "%s, %s", driver, name)
 		}

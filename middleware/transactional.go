@@ -135,7 +135,8 @@ func pause(ctx context.Context, tries int) bool {
 type delivery struct {
 	consumer, eventID string
 	claimed, guarded  bool
-	statements        []attempt.Statement // claim or prelude, and the guard where there is one
+	dated             bool
+	statements        []attempt.Statement // claim or prelude, then the guard and the look at its age where there are such
 	headers           map[string]string
 }
 
@@ -161,7 +162,7 @@ func (t *transactional) identify(ctx context.Context, msg *message.Message) (del
 		return d, unidentified(err, dedupe.ErrInvalidKey)
 	}
 	d.claimed = !t.config.Dedupe.Disabled
-	d.statements = make([]attempt.Statement, 1, 2)
+	d.statements = make([]attempt.Statement, 1, 3)
 	if d.statements[0] = t.prelude; d.claimed {
 		d.statements[0] = attempt.Statement{SQL: t.claim, Args: []any{d.consumer, d.eventID}}
 	}
@@ -176,10 +177,19 @@ func (t *transactional) identify(ctx context.Context, msg *message.Message) (del
 			d.consumer, p.Entity, p.Version, p.TieBreak, d.eventID, p.Clock,
 		}})
 	}
+
+	if t.config.MaxAge > 0 {
+		micros, err := t.config.timeOf(msg)
+		if err != nil {
+			return d, unidentified(err, ErrInvalidTime)
+		}
+		d.dated = true
+		d.statements = append(d.statements, attempt.Statement{SQL: tooOldSQL, Args: []any{micros, t.config.MaxAge.Microseconds()}})
+	}
 	return d, nil
 }
 
-// unidentified tells a message without a good id or position, which belongs in the poison queue, from a config that finds none in any
+// unidentified tells a message without a good id, position or time, which belongs in the poison queue, from a config that finds none in any
 // message.
 func unidentified(err, invalid error) error {
 	err = fmt.Errorf("middleware: %w", err)
@@ -210,6 +220,8 @@ func (t *transactional) attempt(ctx context.Context, s session, h message.Handle
 		}
 		committed = true
 		return Stale, nil
+	case d.dated && affected[len(affected)-1] == 1: // after those two: what is known of the event goes before what is not
+		return Failed, fmt.Errorf("middleware: %w (%v): message %.80q", ErrTooOld, t.config.MaxAge, msg.UUID)
 	}
 
 	queued, rows, err := t.handle(ctx, s, h, msg, d)
