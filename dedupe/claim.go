@@ -15,11 +15,7 @@ import (
 // another transaction holds the same claim uncommitted. A Config that Validate refuses gives a statement that
 // PostgreSQL refuses.
 func (c Config) ClaimSQL() string {
-	table, err := c.table()
-	if err != nil {
-		table = `""`
-	}
-	return claimSQL(table)
+	return claimSQL(c.QuotedTable())
 }
 
 // Claim claims an event for a consumer in tx, which must be READ COMMITTED. It comes first in the transaction: what was

@@ -72,6 +72,16 @@ func (c Config) EventID(msg *message.Message) (string, error) {
 	return check(id, msg, "Key")
 }
 
+// QuotedTable is Table, or its default, quoted for use in SQL. A Config that Validate refuses gives a name that
+// PostgreSQL refuses.
+func (c Config) QuotedTable() string {
+	table, err := c.table()
+	if err != nil {
+		return `""`
+	}
+	return table
+}
+
 // table gives the name quoted.
 func (c Config) table() (string, error) {
 	quoted, err := sqlname.Table(cmp.Or(c.Table, defaultTable))

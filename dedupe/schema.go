@@ -14,9 +14,5 @@ var schema string
 // to create. Two runs at once on a database without the table can collide: the later one fails and may be run
 // again. A Config that Validate refuses gives a script that PostgreSQL refuses.
 func (c Config) Schema() string {
-	table, err := c.table()
-	if err != nil {
-		table = `""`
-	}
-	return ddl.Rename(schema, defaultTable, table)
+	return ddl.Rename(schema, defaultTable, c.QuotedTable())
 }

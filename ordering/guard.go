@@ -15,11 +15,7 @@ import (
 // there is none) and whether the version is a time ($6). One row affected: apply. None: stale. It waits while
 // another transaction holds the entity. A Config that Validate refuses gives a statement that PostgreSQL refuses.
 func (c Config) GuardSQL() string {
-	table, err := c.table()
-	if err != nil {
-		table = `""`
-	}
-	return guardSQL(table)
+	return guardSQL(c.QuotedTable())
 }
 
 // Guard tells whether an event applies to its entity, and if so records it as the last one applied, in tx, which

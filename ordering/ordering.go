@@ -55,6 +55,16 @@ func (c Config) PositionOf(msg *message.Message) (Position, error) {
 	return c.Position.find(msg)
 }
 
+// QuotedTable is Table, or its default, quoted for use in SQL. A Config that Validate refuses gives a name that
+// PostgreSQL refuses.
+func (c Config) QuotedTable() string {
+	table, err := c.table()
+	if err != nil {
+		return `""`
+	}
+	return table
+}
+
 // table gives the name quoted.
 func (c Config) table() (string, error) {
 	quoted, err := sqlname.Table(cmp.Or(c.Table, defaultTable))

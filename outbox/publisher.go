@@ -36,6 +36,9 @@ func NewPublisher(config Config) (*Publisher, error) {
 	return p, nil
 }
 
+// Table is the name of the outbox's table, quoted for use in SQL.
+func (p *Publisher) Table() string { return p.config.Table() }
+
 func newRows(config Config) rows {
 	return rows{table: config.Table(), key: config.Key, locks: newKeyLocks(config.Topic)}
 }

@@ -21,6 +21,9 @@ type settings struct {
 	slice       time.Duration
 	drainRounds int
 	stall       time.Duration
+	sweepRows   int
+	sweepBatch  int
+	sweepPause  time.Duration
 }
 
 func main() {
@@ -29,6 +32,9 @@ func main() {
 	flag.DurationVar(&s.slice, "slice", 300*time.Millisecond, "length of a turn")
 	flag.IntVar(&s.drainRounds, "drain-rounds", 3, "times that each outbox is emptied in each cell")
 	flag.DurationVar(&s.stall, "stall", time.Minute, "length of each load with a transaction held open")
+	flag.IntVar(&s.sweepRows, "sweep-rows", 20_000_000, "claims in the table that is swept, half of them old (1,000,000 take 0.2 GB)")
+	flag.IntVar(&s.sweepBatch, "sweep-batch", 0, "rows that the sweeper deletes in a transaction; 0: its default")
+	flag.DurationVar(&s.sweepPause, "sweep-pause", 0, "the sweeper's pause between them; 0: its default")
 	only := flag.String("run", ".", "regular expression: the benchmarks to run")
 	flag.Parse()
 
@@ -55,6 +61,7 @@ func run(ctx context.Context, s settings, only string) error {
 		{"drains", drains},
 		{"latency", latency},
 		{"stalls", stalls},
+		{"sweep", sweep},
 	} {
 		if selected.MatchString(benchmark.name) {
 			if err := benchmark.run(ctx, s); err != nil {

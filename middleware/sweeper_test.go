@@ -1,0 +1,649 @@
+package middleware_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/watermill-once/watermill-once/dedupe"
+	"github.com/watermill-once/watermill-once/internal/pgtest"
+	once "github.com/watermill-once/watermill-once/middleware"
+	"github.com/watermill-once/watermill-once/ordering"
+	"github.com/watermill-once/watermill-once/outbox"
+)
+
+const day = 24 * time.Hour
+
+// newSweeper sweeps without pauses, unless config has one.
+func newSweeper(t *testing.T, pool *pgxpool.Pool, config once.SweeperConfig) *once.Sweeper {
+	t.Helper()
+	if config.Pause == 0 {
+		config.Pause = time.Nanosecond
+	}
+	sweeper, err := once.NewSweeper(pool, config, nil)
+	require.NoError(t, err)
+	return sweeper
+}
+
+var claimsOfAMonth = once.SweeperConfig{ClaimsAge: 30 * day, BrokerRetention: 7 * day}
+
+// addClaims adds n claims of an age, named after the prefix.
+func (w *world) addClaims(prefix string, n int, age string) {
+	w.t.Helper()
+	_, err := w.pool.Exec(w.t.Context(), `insert into watermill_processed_events (consumer, event_id, processed_at)
+		select 'test', $1 || n, now() - $3::text::interval from generate_series(1, $2::int) as n`, prefix, n, age)
+	require.NoError(w.t, err)
+}
+
+func (w *world) texts(query string) []string {
+	w.t.Helper()
+	rows, err := w.pool.Query(w.t.Context(), query)
+	require.NoError(w.t, err)
+	texts, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(w.t, err)
+	return texts
+}
+
+func TestSweepOfEachTable(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	// Of watermill_effects only what the sweeper looks at.
+	_, err := w.pool.Exec(t.Context(), `
+		create table watermill_effects (key text primary key, state text not null, updated_at timestamptz not null);
+		insert into watermill_effects values
+			('done, old', 'done', now() - interval '31 days'), ('done, young', 'done', now() - interval '29 days'),
+			('started, old', 'started', now() - interval '31 days'), ('unknown, old', 'unknown', now() - interval '31 days');
+		insert into watermill_processed_events (consumer, event_id, processed_at) values
+			('a', 'old', now() - interval '31 days'), ('b', 'old', now() - interval '31 days'), ('a', 'young', now() - interval '29 days');
+		insert into watermill_entity_versions (consumer, entity, version, event_id, updated_at) values
+			('a', 'old', 1, 'e', now() - interval '31 days'), ('a', 'young', 1, 'e', now() - interval '29 days');
+		insert into watermill_outbox (uuid, topic, key, created_at, sent_at, parked_at, next_attempt_at) values
+			('sent, old', 't', 'k', now() - interval '31 days', now() - interval '31 days', null, null),
+			('sent, young', 't', 'k', now() - interval '31 days', now() - interval '29 days', null, null),
+			('waiting, old', 't', 'k', now() - interval '31 days', null, null, null),
+			('parked, old', 't', 'k', now() - interval '31 days', null, now() - interval '31 days', 'infinity')`)
+	require.NoError(t, err)
+	left := func() []string {
+		return w.texts(`
+			select 'claim ' || consumer || ' ' || event_id as left from watermill_processed_events
+			union all select 'version ' || entity from watermill_entity_versions
+			union all select 'effect ' || key from watermill_effects
+			union all select 'message ' || uuid from watermill_outbox
+			order by 1`)
+	}
+	all := left()
+	for name, c := range map[string]struct {
+		config once.SweeperConfig
+		gone   []string
+	}{
+		"nothing":  {once.SweeperConfig{BrokerRetention: day, Claims: []dedupe.Config{{}}, Versions: []ordering.Config{{}}, Outboxes: []*outbox.Publisher{newPublisher(t)}}, nil},
+		"claims":   {once.SweeperConfig{ClaimsAge: 30 * day, BrokerRetention: day}, []string{"claim a old", "claim b old"}},
+		"versions": {once.SweeperConfig{VersionsAge: 30 * day, BrokerRetention: day}, []string{"version old"}},
+		"effects":  {once.SweeperConfig{EffectsAge: 30 * day, BrokerRetention: day}, []string{"effect done, old"}},
+		"sent":     {once.SweeperConfig{SentAge: 30 * day}, []string{"message sent, old"}},
+	} {
+		var told []once.Swept
+		c.config.OnSweep = func(_ context.Context, s once.Swept) { told = append(told, s) }
+		swept, err := newSweeper(t, w.pool, c.config).Sweep(t.Context())
+		require.NoError(t, err, name)
+		require.Equal(t, told, swept, name)
+		var kept []string
+		for _, row := range all {
+			gone := false
+			for _, g := range c.gone {
+				gone = gone || g == row
+			}
+			if !gone {
+				kept = append(kept, row)
+			}
+		}
+		require.Equal(t, kept, left(), name)
+		all = kept
+		if c.gone == nil {
+			require.Empty(t, swept, name)
+			continue
+		}
+		require.Len(t, swept, 1, name)
+		require.EqualValues(t, len(c.gone), swept[0].Rows, name)
+		require.NoError(t, swept[0].Err)
+
+		swept, err = newSweeper(t, w.pool, c.config).Sweep(t.Context())
+		require.NoError(t, err, name)
+		require.Zero(t, swept[0].Rows, name)
+	}
+}
+
+// All tables of a service in one sweeper, each swept once a pass, under any names.
+func TestSweepOfSeveralTables(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	_, err := w.pool.Exec(t.Context(), `create schema "my app"`)
+	require.NoError(t, err)
+	orders, cards := dedupe.Config{Table: "my app.Seen"}, dedupe.Config{Table: `"cards"`}
+	versions := ordering.Config{Table: "my app.versions"}
+	mails, err := outbox.NewPublisher(outbox.Config{Topic: "mails"})
+	require.NoError(t, err)
+	require.NoError(t, once.InitializeSchema(t.Context(), w.db, orders, cards, versions, mails))
+	_, err = w.pool.Exec(t.Context(), `
+		create table "my app".effects (state text, updated_at timestamptz);
+		insert into "my app".effects values ('done', now() - interval '31 days');
+		insert into "my app"."Seen" (consumer, event_id, processed_at) values ('a', 'old', now() - interval '31 days');
+		insert into """cards""" (consumer, event_id, processed_at) values ('a', 'old', now() - interval '31 days');
+		insert into "my app".versions (consumer, entity, version, updated_at) values ('a', 'old', 1, now() - interval '31 days');
+		insert into watermill_mails (uuid, topic, key, sent_at) values ('old', 't', 'k', now() - interval '31 days')`)
+	require.NoError(t, err)
+	w.addClaims("not of these", 1, "31 days")
+
+	swept, err := newSweeper(t, w.pool, once.SweeperConfig{
+		ClaimsAge: 30 * day, VersionsAge: 30 * day, EffectsAge: 30 * day, SentAge: 30 * day, BrokerRetention: day,
+		Claims:        []dedupe.Config{orders, cards, orders},
+		Versions:      []ordering.Config{versions},
+		EffectsTables: []string{"my app.effects"},
+		Outboxes:      []*outbox.Publisher{newPublisher(t), mails},
+	}).Sweep(t.Context())
+	require.NoError(t, err)
+	rows := map[string]int64{}
+	for _, s := range swept {
+		rows[s.Table] += s.Rows
+	}
+	require.Len(t, swept, 6)
+	require.Equal(t, map[string]int64{
+		`"my app"."Seen"`: 1, `"""cards"""`: 1, `"my app"."versions"`: 1, `"my app"."effects"`: 1, `"watermill_outbox"`: 0, `"watermill_mails"`: 1,
+	}, rows)
+	require.Equal(t, 1, w.claims())
+}
+
+// The age is the database's to tell, and what is exactly as old is kept.
+func TestSweepToTheMicrosecond(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	_, err := w.pool.Exec(t.Context(), `
+		create schema clock;
+		create function clock.now() returns timestamptz stable language sql as $$ select '2001-03-31 12:00:00Z'::timestamptz $$;
+		do $$ begin execute format('alter database %I set search_path to clock, pg_catalog, public', current_database()); end $$;
+		insert into watermill_processed_events (consumer, event_id, processed_at) values
+			('a', 'kept', '2001-03-01 12:00:00Z'), ('a', 'gone', '2001-03-01 11:59:59.999999Z')`)
+	require.NoError(t, err)
+	swept, err := newSweeper(t, pgtest.PoolOn(t, w.url), claimsOfAMonth).Sweep(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, swept[0].Rows)
+	require.Equal(t, []string{"kept"}, w.texts(`select event_id from watermill_processed_events`))
+}
+
+// Each transaction deletes BatchSize rows at most, and a pass finds every old row, wherever it stands.
+func TestSweepInBatches(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	_, err := w.pool.Exec(t.Context(), `
+		create table batches (rows bigint, xid xid8 default pg_current_xact_id());
+		create function note() returns trigger language plpgsql as $$
+			begin insert into batches select count(*) from gone having count(*) > 0; return null; end $$;
+		create trigger note after delete on watermill_processed_events referencing old table as gone for each statement execute function note()`)
+	require.NoError(t, err)
+	for i, n := range []int{1, 3000, 99, 20_000, 1, 500} { // 250 pages and more: several reads
+		w.addClaims(fmt.Sprint("young", i, "-"), n, "29 days")
+		w.addClaims(fmt.Sprint("old", i, "-"), n, "31 days")
+	}
+	config := claimsOfAMonth
+	config.BatchSize = 700
+	swept, err := newSweeper(t, w.pool, config).Sweep(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 23_601, swept[0].Rows)
+	require.Equal(t, 23_601, w.claims())
+	require.Zero(t, w.count(`select count(*) from watermill_processed_events where event_id like 'old%'`))
+	require.Equal(t, 700, w.count(`select max(rows) from batches`))
+	require.Equal(t, 23_601, w.count(`select sum(rows) from batches`))
+	require.Zero(t, w.count(`select count(*) - count(distinct xid) from batches`))
+}
+
+// tracer hears what the sweeper sends.
+type tracer struct {
+	mu      sync.Mutex
+	queries []pgx.TraceBatchQueryData
+}
+
+func (r *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (r *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (r *tracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+func (r *tracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+func (r *tracer) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if strings.Contains(data.SQL, "skip locked") {
+		r.queries = append(r.queries, data)
+	}
+}
+
+// Whatever the statistics say, a batch reads its range of pages and no more, also by a plan that knows no arguments.
+func TestSweepReadsARangeOfPages(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	w.addClaims("young", 30_000, "1 day")
+	config, err := pgxpool.ParseConfig(w.url)
+	require.NoError(t, err)
+	seen := &tracer{}
+	config.ConnConfig.Tracer = seen
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	_, err = newSweeper(t, pool, claimsOfAMonth).Sweep(t.Context())
+	require.NoError(t, err)
+	require.Greater(t, len(seen.queries), 1)
+	for _, analyze := range []string{"", "analyze watermill_processed_events"} {
+		_, err := w.pool.Exec(t.Context(), analyze)
+		require.NoError(t, err)
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			conn, err := pgx.Connect(t.Context(), w.url)
+			require.NoError(t, err)
+			_, err = conn.Exec(t.Context(), "set plan_cache_mode = "+mode)
+			require.NoError(t, err)
+			_, err = conn.Exec(t.Context(), "prepare sweep (text, text, bigint, bigint) as "+seen.queries[0].SQL, pgx.QueryExecModeSimpleProtocol)
+			require.NoError(t, err)
+			rows, err := conn.Query(t.Context(), "explain execute sweep ('(0,0)', '(64,0)', 2592000000000, 1000)", pgx.QueryExecModeSimpleProtocol)
+			require.NoError(t, err)
+			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			require.NoError(t, err)
+			plan := strings.Join(lines, "\n")
+			require.Contains(t, plan, "Tid Range Scan on watermill_processed_events", mode)
+			require.Contains(t, plan, "Tid Scan on watermill_processed_events", mode)
+			require.NotContains(t, plan, "Seq Scan", mode)
+			require.NotContains(t, plan, "Bitmap", mode)
+			require.NoError(t, conn.Close(t.Context()))
+		}
+	}
+}
+
+// halted is a sweeper in the pause after its first batch, of one row.
+func (w *world) halted(pool *pgxpool.Pool) (result chan error, stop func()) {
+	w.t.Helper()
+	config := claimsOfAMonth
+	config.BatchSize, config.Pause = 1, time.Hour
+	ctx, cancel := context.WithCancel(w.t.Context())
+	before, result := w.claims(), make(chan error, 1)
+	sweeper := newSweeper(w.t, pool, config)
+	go func() {
+		_, err := sweeper.Sweep(ctx)
+		result <- err
+	}()
+	require.Eventually(w.t, func() bool { return w.claims() < before }, 20*time.Second, time.Millisecond)
+	return result, cancel
+}
+
+// holder gives the backend that holds the lock of a pass.
+const holder = `select pid from pg_locks where locktype = 'advisory' and granted and classid = 2003661687
+	and database = (select oid from pg_database where datname = current_database())`
+
+func TestOneSweeperAtATime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	w.addClaims("old", 10, "31 days")
+	first, stop := w.halted(w.pool)
+	defer stop()
+
+	second := newSweeper(t, w.pool, claimsOfAMonth)
+	swept, err := second.Sweep(t.Context())
+	require.NoError(t, err)
+	require.True(t, swept[0].Elsewhere)
+	require.Zero(t, swept[0].Rows)
+	require.Equal(t, 9, w.claims())
+
+	// Another table is free meanwhile.
+	_, err = w.pool.Exec(t.Context(), `insert into watermill_outbox (uuid, topic, key, sent_at) values ('old', 't', 'k', now() - interval '1 hour')`)
+	require.NoError(t, err)
+	swept, err = newSweeper(t, w.pool, once.SweeperConfig{SentAge: time.Minute}).Sweep(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, swept[0].Rows)
+
+	// In its pauses the first one keeps no vacuum from its work, nor any row from anybody.
+	require.Equal(t, 1, w.count(`select count(*) from pg_stat_activity where pid = (`+holder+`)
+		and state = 'idle in transaction' and backend_xmin is null and backend_xid is null`))
+
+	// It dies. Whoever comes next takes over.
+	require.Equal(t, 1, w.count(`select pg_terminate_backend(pid)::int from (`+holder+`) as h`))
+	require.Eventually(t, func() bool { return w.count(`select count(*) from (`+holder+`) as h`) == 0 }, 20*time.Second, time.Millisecond)
+	swept, err = second.Sweep(t.Context())
+	require.NoError(t, err)
+	require.False(t, swept[0].Elsewhere)
+	require.EqualValues(t, 9, swept[0].Rows)
+	stop()
+	require.ErrorIs(t, <-first, context.Canceled)
+}
+
+// A sweeper that has lost its lock does not go on beside the one that may have it now.
+func TestSweeperThatLostItsLock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	w.addClaims("old", 10_000, "31 days")
+	config := claimsOfAMonth
+	config.BatchSize, config.Pause = 1, 10*time.Millisecond
+	result := make(chan error, 1)
+	sweeper := newSweeper(t, w.pool, config)
+	go func() {
+		_, err := sweeper.Sweep(t.Context())
+		result <- err
+	}()
+	require.Eventually(t, func() bool { return w.claims() < 10_000 }, 20*time.Second, time.Millisecond)
+	require.Equal(t, 1, w.count(`select pg_terminate_backend(pid)::int from (`+holder+`) as h`))
+	require.Error(t, <-result)
+	require.Greater(t, w.claims(), 0)
+}
+
+// Two at once from the start: every row is deleted once, and one of them did it all.
+func TestSweepersAtTheSameTime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	w.addClaims("old", 5000, "31 days")
+	config := claimsOfAMonth
+	config.BatchSize = 100
+	all := make([]once.Swept, 4)
+	var wg sync.WaitGroup
+	for i := range all {
+		sweeper := newSweeper(t, pgtest.PoolOn(t, w.url), config)
+		wg.Go(func() {
+			swept, err := sweeper.Sweep(context.Background())
+			if err != nil {
+				t.Error(err)
+			}
+			all[i] = swept[0]
+		})
+	}
+	wg.Wait()
+	var rows int64
+	for _, s := range all {
+		rows += s.Rows
+		require.Zero(t, s.Rows%5000, "all or nothing")
+	}
+	require.EqualValues(t, 5000, rows)
+	require.Zero(t, w.claims())
+}
+
+// A row that somebody works on is left for the next pass, and nobody waits.
+func TestSweepPassesBy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	w.addClaims("old", 100, "31 days")
+	_, err := w.pool.Exec(t.Context(), `insert into watermill_entity_versions (consumer, entity, version, updated_at)
+		select 'test', 'card' || n, 1, now() - interval '31 days' from generate_series(1, 100) as n`)
+	require.NoError(t, err)
+	config := once.SweeperConfig{ClaimsAge: 30 * day, VersionsAge: 30 * day, BrokerRetention: day}
+
+	forgetting, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer forgetting.Rollback(context.WithoutCancel(t.Context()))
+	_, err = dedupe.Config{}.Forget(t.Context(), forgetting, "test", "old7")
+	require.NoError(t, err)
+	h := w.consume(once.Config{Ordering: byMetadata}, func(*message.Message) ([]*message.Message, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		swept, err := newSweeper(t, w.pool, config).Sweep(ctx)
+		require.NoError(t, err)
+		require.EqualValues(t, 99, swept[0].Rows)
+		require.EqualValues(t, 99, swept[1].Rows)
+		return nil, nil
+	})
+	require.NoError(t, deliver(t, h, versioned("event", "card7", "2")))
+	require.NoError(t, forgetting.Rollback(t.Context()))
+	require.Equal(t, []string{"event", "old7"}, w.texts(`select event_id from watermill_processed_events order by 1`))
+	require.Equal(t, []string{"card7 2"}, w.texts(`select entity || ' ' || version from watermill_entity_versions`))
+}
+
+// A redelivery of an event whose claim is being swept waits for that, and is fresh.
+func TestSweepAndARedelivery(t *testing.T) {
+	eachDB(t, func(t *testing.T, w *world) {
+		h := w.consume(once.Config{}, apply)
+		require.NoError(t, deliver(t, h, newMessage("event")))
+		_, err := w.pool.Exec(t.Context(), `update watermill_processed_events set processed_at = now() - interval '31 days';
+			create function slow() returns trigger language plpgsql as $$ begin perform pg_advisory_xact_lock(1); return old; end $$;
+			create trigger slow before delete on watermill_processed_events for each row execute function slow()`)
+		require.NoError(t, err)
+		tx, err := w.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer tx.Rollback(context.WithoutCancel(t.Context()))
+		_, err = tx.Exec(t.Context(), `select pg_advisory_xact_lock(1)`)
+		require.NoError(t, err)
+		results := make(chan error, 2)
+		sweeper := newSweeper(t, w.pool, claimsOfAMonth)
+		go func() { _, err := sweeper.Sweep(context.Background()); results <- err }()
+		waiting := func(n int) {
+			require.Eventually(t, func() bool {
+				return w.count(`select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == n
+			}, 20*time.Second, time.Millisecond)
+		}
+		waiting(1)
+		require.NoError(t, deliver(t, h, newMessage("event")), "the claim is there until the sweep commits")
+		require.Equal(t, 1, w.effects())
+		require.NoError(t, tx.Rollback(t.Context()))
+		require.NoError(t, <-results)
+		require.NoError(t, deliver(t, h, newMessage("event")))
+		require.Equal(t, 2, w.effects(), "handled once more: that is what BrokerRetention and MaxAge are for")
+	})
+}
+
+func TestSweeperRuns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	config := claimsOfAMonth
+	config.Delay, config.Interval = time.Millisecond, time.Millisecond
+	passes := make(chan once.Swept)
+	config.OnSweep = func(ctx context.Context, s once.Swept) {
+		select {
+		case passes <- s:
+		case <-ctx.Done():
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	sweeper := newSweeper(t, w.pool, config)
+	go func() { ended <- sweeper.Run(ctx) }()
+	for i := range 3 {
+		w.addClaims(fmt.Sprint(i, "-"), 5, "31 days")
+		for rows := int64(0); rows < 5; {
+			rows += (<-passes).Rows
+		}
+		require.Zero(t, w.claims())
+	}
+	cancel()
+	require.NoError(t, <-ended)
+}
+
+// The end of the context ends a pass between two batches, and Run with it.
+func TestSweeperEndsInMidSweep(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	w.addClaims("old", 10, "31 days")
+	config := claimsOfAMonth
+	config.BatchSize, config.Pause, config.Delay = 1, time.Hour, time.Nanosecond
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	logger := watermill.NewCaptureLogger()
+	sweeper, err := once.NewSweeper(w.pool, config, logger)
+	require.NoError(t, err)
+	go func() { ended <- sweeper.Run(ctx) }()
+	require.Eventually(t, func() bool { return w.claims() == 9 }, 20*time.Second, time.Millisecond)
+	cancel()
+	require.NoError(t, <-ended)
+	require.Equal(t, 9, w.claims())
+	require.Empty(t, logger.Captured()[watermill.ErrorLogLevel], "the end is no error")
+	w.idle()
+	require.Zero(t, w.count(`select count(*) from (`+holder+`) as h`))
+}
+
+func TestNothingIsSweptByDefault(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	w.addClaims("old", 10, "100 years")
+	sweeper, err := once.NewSweeper(w.pool, once.SweeperConfig{Delay: time.Nanosecond, Interval: time.Nanosecond}, nil)
+	require.NoError(t, err)
+	swept, err := sweeper.Sweep(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, swept)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- sweeper.Run(ctx) }()
+	cancel()
+	require.NoError(t, <-ended)
+	require.Equal(t, 10, w.claims())
+}
+
+func TestSweeperFaults(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	for fault, config := range map[string]once.SweeperConfig{
+		"ClaimsAge needs BrokerRetention: a redelivery after the sweep would be handled twice":                           {ClaimsAge: day},
+		"ClaimsAge (24h0m0s) is shorter than BrokerRetention (24h0m0.000000001s): a redelivery after the sweep would be": {ClaimsAge: day, BrokerRetention: day + 1},
+		"VersionsAge needs BrokerRetention": {VersionsAge: day},
+		"EffectsAge (1h0m0s) is shorter":    {EffectsAge: time.Hour, BrokerRetention: day},
+		"ClaimsAge is negative":             {ClaimsAge: -1},
+		"SentAge is negative":               {SentAge: -1},
+		"BrokerRetention is negative":       {BrokerRetention: -1},
+		"Claims: dedupe: Table":             {Claims: []dedupe.Config{{Table: "a.b.c"}}},
+		"Versions: ordering: Table":         {Versions: []ordering.Config{{Table: "a.b.c"}}},
+		"EffectsTables":                     {EffectsTables: []string{"a.b.c"}},
+		"Outboxes: one of them is nil":      {Outboxes: []*outbox.Publisher{nil}},
+		"BatchSize is negative":             {BatchSize: -1},
+		"Pause is negative":                 {Pause: -1},
+		"Delay is negative":                 {Delay: -1},
+		"Interval is negative":              {Interval: -1},
+	} {
+		_, err := once.NewSweeper(w.pool, config, nil)
+		require.ErrorContains(t, err, fault)
+	}
+	_, err := once.NewSweeper(nil, once.SweeperConfig{ClaimsAge: -1}, nil)
+	require.ErrorContains(t, err, "pool is nil")
+	require.ErrorContains(t, err, "ClaimsAge", "all at once")
+	_, err = once.NewSweeper(w.pool, once.SweeperConfig{ClaimsAge: day, BrokerRetention: day, SentAge: time.Nanosecond}, nil)
+	require.NoError(t, err, "as long is long enough; what is sent needs no broker to have forgotten it")
+	single := pgtest.PoolOn(t, w.url+"&pool_max_conns=1")
+	_, err = once.NewSweeper(single, once.SweeperConfig{}, nil)
+	require.ErrorContains(t, err, "a pass needs two")
+}
+
+// A table that cannot be swept is told of, and the others are swept.
+func TestSweepWithoutTheRight(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	w.addClaims("old", 3, "31 days")
+	role := "sweeper_of_" + w.texts(`select current_database()`)[0]
+	_, err := w.pool.Exec(t.Context(), `create role `+role+`;
+		grant select, update on watermill_processed_events to `+role+`;
+		grant select, update, delete on watermill_outbox to `+role+`;
+		create table events (processed_at timestamptz) partition by range (processed_at);
+		insert into watermill_outbox (uuid, topic, key, sent_at) values ('old', 't', 'k', now() - interval '31 days')`)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := w.pool.Exec(context.WithoutCancel(t.Context()), `drop owned by `+role+`; drop role `+role)
+		require.NoError(t, err)
+	})
+	pool := pgtest.PoolOn(t, w.url+"&role="+role)
+	config := once.SweeperConfig{
+		ClaimsAge: 30 * day, SentAge: 30 * day, BrokerRetention: day, Pause: time.Nanosecond, Delay: time.Nanosecond,
+		Claims: []dedupe.Config{{}, {Table: "nowhere"}, {Table: "events"}},
+	}
+	swept, err := newSweeper(t, pool, config).Sweep(t.Context())
+	require.Len(t, swept, 4)
+	require.ErrorContains(t, err, `sweep "watermill_processed_events"`)
+	require.ErrorContains(t, err, "permission denied")
+	require.ErrorContains(t, err, `relation "nowhere" does not exist`)
+	require.ErrorContains(t, err, "dropping partitions")
+	require.ErrorIs(t, err, swept[0].Err)
+	require.EqualValues(t, 1, swept[3].Rows)
+	require.Equal(t, 3, w.claims())
+
+	// Run logs it, and lives.
+	logger := watermill.NewCaptureLogger()
+	sweeper, err := once.NewSweeper(pool, config, logger)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- sweeper.Run(ctx) }()
+	require.Eventually(t, func() bool { return len(logger.Captured()[watermill.ErrorLogLevel]) == 1 }, 20*time.Second, time.Millisecond)
+	cancel()
+	require.NoError(t, <-ended)
+	require.ErrorContains(t, logger.Captured()[watermill.ErrorLogLevel][0].Err, "permission denied")
+}
+
+func TestSweeperGoesOnWhenPostgreSQLIsBack(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Server(t)
+	w := &world{t: t, driver: "pgx", url: server.URL("postgres"), pool: pgtest.PoolOn(t, server.URL("postgres"))}
+	require.NoError(t, once.InitializeSchema(t.Context(), once.Pgx(w.pool)))
+	w.addClaims("old", 10_000, "31 days")
+	config := claimsOfAMonth
+	config.BatchSize, config.Pause, config.Delay, config.Interval = 10, time.Millisecond, time.Nanosecond, 10*time.Millisecond
+	logger := watermill.NewCaptureLogger()
+	sweeper, err := once.NewSweeper(w.pool, config, logger)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- sweeper.Run(ctx) }()
+	require.Eventually(t, func() bool { return w.claims() < 10_000 }, 20*time.Second, time.Millisecond)
+	require.NoError(t, server.Kill())
+	require.Eventually(t, func() bool { return len(logger.Captured()[watermill.ErrorLogLevel]) > 0 }, 20*time.Second, time.Millisecond)
+	require.NoError(t, server.Restart(t.Context()))
+	require.Eventually(t, func() bool { return w.pool.Ping(t.Context()) == nil }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.claims() == 0 }, time.Minute, 10*time.Millisecond)
+	cancel()
+	require.NoError(t, <-ended)
+}
+
+func TestSweeperThroughPgBouncer(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, "pgx")
+			config, err := pgxpool.ParseConfig(pgtest.Bouncer(t, w.url))
+			require.NoError(t, err)
+			config.ConnConfig.DefaultQueryExecMode = mode
+			pool, err := pgxpool.NewWithConfig(context.Background(), config)
+			require.NoError(t, err)
+			defer pool.Close()
+			w.addClaims("young", 100, "29 days")
+			w.addClaims("old", 2500, "31 days")
+
+			first, stop := w.halted(pool)
+			defer stop()
+			sweep := claimsOfAMonth
+			sweep.BatchSize = 100
+			second := newSweeper(t, pool, sweep)
+			swept, err := second.Sweep(t.Context())
+			require.NoError(t, err)
+			require.True(t, swept[0].Elsewhere)
+			stop()
+			require.ErrorIs(t, <-first, context.Canceled)
+			require.Eventually(t, func() bool { return w.count(`select count(*) from (`+holder+`) as h`) == 0 }, 20*time.Second, time.Millisecond)
+			swept, err = second.Sweep(t.Context())
+			require.NoError(t, err)
+			require.EqualValues(t, 2499, swept[0].Rows)
+			require.Equal(t, 100, w.claims())
+		})
+	}
+}
+
+// A role whose transactions are stricter by default is no hindrance.
+func TestSweepUnderAnotherIsolation(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	w.addClaims("old", 100, "31 days")
+	for _, level := range []string{"serializable", "repeatable%20read"} {
+		pool := pgtest.PoolOn(t, w.url+"&default_transaction_isolation="+level)
+		_, err := newSweeper(t, pool, claimsOfAMonth).Sweep(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, w.claims())
+	}
+}
