@@ -37,6 +37,11 @@
 //
 // What is still failing after the retries, and is no outage, goes to the poison queue.
 //
+// # What is kept
+//
+// Claims and versions are kept for ever, unless a Sweeper is given an age for them; MaxAge then refuses what is older. Forget is for a
+// deliberate second run. See docs/retention.md.
+//
 // # What it does not do
 //
 // It cannot roll back what is not in this database: a call to another system belongs behind the outbox, with IdempotencyKey.
