@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // sweep walks once over the pages of a table, from the first to the last that it has now. It does not look for old rows by an index: rows
@@ -15,24 +13,19 @@ import (
 func (s *Sweeper) sweep(ctx context.Context, table sweepable) Swept {
 	swept, start := Swept{Table: table.table}, time.Now()
 	err := s.alone(ctx, table.table, func(pages int64, held func() error) error {
-		query := sweepSQL(table)
-		for first := int64(0); first < pages; {
-			from, end := fmt.Sprintf("(%d,0)", first), min(first+sweptPages, pages)
-			for full := true; full; {
-				n, last, err := s.batch(ctx, query, from, fmt.Sprintf("(%d,0)", end), table.age)
-				if err != nil {
-					return err
-				}
-				swept.Rows += n
-				from, full = last, n == int64(s.config.BatchSize)
-				if !sleep(ctx, s.config.Pause) {
-					return ctx.Err()
-				}
-				if err := held(); err != nil {
-					return err
-				}
+		w := walk{pool: s.pool, table: table, batch: s.config.BatchSize}
+		for w.page < pages {
+			n, err := w.step(ctx, pages)
+			swept.Rows += n
+			if err != nil {
+				return err
 			}
-			first = end
+			if !sleep(ctx, s.config.Pause) {
+				return ctx.Err()
+			}
+			if err := held(); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
@@ -46,16 +39,8 @@ func (s *Sweeper) sweep(ctx context.Context, table sweepable) Swept {
 	return swept
 }
 
-const (
-	// sweptPages is how many pages a batch reads at most.
-	sweptPages = 128
-
-	// sweepLock is the first half of the advisory lock of a pass, the ASCII of "wmsw"; the second is the table's oid.
-	sweepLock = 0x776d7377
-
-	// batchTimeout bounds a batch that meets a table under DDL, or a network that is gone.
-	batchTimeout = time.Minute
-)
+// sweepLock is the first half of the advisory lock of a pass, the ASCII of "wmsw"; the second is the table's oid.
+const sweepLock = 0x776d7377
 
 var errElsewhere = errors.New("another process is sweeping the table")
 
@@ -103,44 +88,4 @@ where oid = $2::text::regclass`, sweepLock, table).Scan(&free, &plain, &pages)
 		return err
 	}
 	return f(pages, held)
-}
-
-// sweepSQL deletes up to $4 of the rows between two places that are older than $3 microseconds, and tells how many there were and
-// where the last one stood. It waits for no row, and so never keeps its locks while it waits. The age is written so that no index fits: the
-// only way is by the places.
-func sweepSQL(table sweepable) string {
-	return `with old as materialized (
-    select ctid as place
-    from ` + table.table + `
-    where ctid >= $1::text::tid
-      and ctid < $2::text::tid
-      and now() - ` + table.since + ` > $3::bigint * interval '1 microsecond'
-    limit $4::bigint
-    for update skip locked
-), gone as (
-    delete from ` + table.table + `
-    where ctid = any (array(select place from old))
-)
-select count(*), coalesce(max(place)::text, '')
-from old`
-}
-
-// batch is one transaction, in one round trip. It need not be on disk when it ends: what a crash takes back is swept the next time, and a
-// claim made anew meanwhile is committed behind it.
-func (s *Sweeper) batch(ctx context.Context, query, from, to string, age time.Duration) (n int64, last string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
-	defer cancel()
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return 0, "", err
-	}
-	defer conn.Release()
-	var batch pgx.Batch
-	batch.BeginTx(beginOptions)
-	batch.Queue("set local synchronous_commit = off")
-	batch.Queue(query, from, to, age.Microseconds(), s.config.BatchSize).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&n, &last)
-	})
-	batch.Queue("commit")
-	return n, last, conn.Conn().SendBatch(ctx, &batch).Close()
 }

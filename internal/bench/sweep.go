@@ -1,16 +1,17 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	once "github.com/watermill-once/watermill-once/middleware"
@@ -26,7 +27,8 @@ const (
 // sweep measures what handlers lose while the sweeper deletes claims beside them, in a large table half of which is old, row by
 // row: with the handlers alone and with the sweeper in turns. The server writes to the disk, as in production.
 func sweep(ctx context.Context, s settings) error {
-	server, err := pgserver.Start(ctx, pgserver.Config{Fsync: true})
+	batches := &batchTimes{}
+	server, err := pgserver.Start(ctx, pgserver.Config{Fsync: true, Log: batches})
 	if err != nil {
 		return err
 	}
@@ -47,12 +49,11 @@ func sweep(ctx context.Context, s settings) error {
 		return err
 	}
 
-	batches := &batchTimes{}
 	config, err := pgxpool.ParseConfig(server.URL("postgres"))
 	if err != nil {
 		return err
 	}
-	config.ConnConfig.Tracer = batches
+	config.ConnConfig.RuntimeParams["log_min_duration_statement"] = "0"
 	own, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err
@@ -104,7 +105,7 @@ func sweep(ctx context.Context, s settings) error {
 			return errors.New("the sweeper has done nothing")
 		}
 		fmt.Printf("%s, %d in flight, %d claims: %.0f/s beside the sweeper, %.0f/s without it: %.2f (least %.2f); "+
-			"p99 %v and %v; %d rows deleted in %d batches, p50 %v, p99 %v, longest %v: %.2f of the handlers' p99\n",
+			"p99 %v and %v; %d rows deleted in %d batches that hold their locks p50 %v, p99 %v, longest %v: %.2f of the handlers' p99\n",
 			scenario, sweepInFlight, s.sweepRows, median(beside.rates), median(alone.rates), ratio(beside.figures, alone.figures), least(beside.figures, alone.figures),
 			percentile(beside.took, 99), percentile(alone.took, 99),
 			deleted, len(took), percentile(took, 50), percentile(took, 99), slices.Max(took).Round(time.Microsecond),
@@ -185,34 +186,38 @@ func least(a, b figures) float64 {
 	return worst
 }
 
-// batchTimes notes how long each batch takes, from the client's side: its locks are held for less.
+// batchTimes reads out of the server's log for how long each batch held its locks: its statement, and the COMMIT behind it.
 type batchTimes struct {
 	mu   sync.Mutex
+	rest []byte        // of a line that is not complete
+	open time.Duration // of a statement whose COMMIT is to come
 	took []time.Duration
 }
 
-type batchStartKey struct{}
+var logged = regexp.MustCompile(`duration: ([0-9.]+) ms  execute [^:]*: (delete|commit)`)
 
-func (b *batchTimes) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	return context.WithValue(ctx, batchStartKey{}, time.Now())
-}
-
-func (b *batchTimes) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-
-func (b *batchTimes) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchEndData) {
-	if start, ok := ctx.Value(batchStartKey{}).(time.Time); ok && data.Err == nil {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.took = append(b.took, time.Since(start))
+func (b *batchTimes) Write(data []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	lines := bytes.Split(append(b.rest, data...), []byte("\n"))
+	b.rest = bytes.Clone(lines[len(lines)-1])
+	for _, line := range lines[:len(lines)-1] {
+		found := logged.FindSubmatch(line)
+		if found == nil {
+			continue
+		}
+		d, err := time.ParseDuration(string(found[1]) + "ms")
+		if err != nil {
+			return 0, err
+		}
+		if string(found[2]) == "commit" {
+			b.took = append(b.took, b.open+d)
+		} else {
+			b.open = d
+		}
 	}
+	return len(data), nil
 }
-
-// TraceQueryStart and TraceQueryEnd make it a tracer for pgx; queries are not looked at.
-func (b *batchTimes) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
-}
-
-func (b *batchTimes) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // take gives what has been noted and forgets it.
 func (b *batchTimes) take() []time.Duration {
