@@ -19,10 +19,13 @@ type Statement struct {
 // ErrEnded is returned by everything that is asked of an attempt after its transaction has ended.
 var ErrEnded = errors.New("the transaction has ended")
 
-// Attempt is one run of a handler inside one transaction. Its methods may be called from several goroutines.
+// Attempt is one run of a handler inside one transaction, or before one. Its methods may be called from several goroutines.
 type Attempt struct {
 	// Headers are the metadata that what this attempt produces inherits: correlation id and trace.
 	Headers map[string]string
+
+	// Outside: the handler runs in no transaction. What it publishes is written in one that follows.
+	Outside bool
 
 	mu     sync.Mutex
 	ended  bool

@@ -1,0 +1,62 @@
+package journal
+
+import (
+	"errors"
+	"strings"
+)
+
+// The errors of package dedupe, which tells what they mean.
+var (
+	ErrInFlight            = errors.New("dedupe: the call is in flight elsewhere")
+	ErrUnknown             = errors.New("dedupe: it is unknown whether the call took effect")
+	ErrFingerprintMismatch = errors.New("dedupe: the key was used for another request")
+	ErrInTransaction       = errors.New("dedupe: a call to another system inside a transaction, which cannot roll it back")
+	ErrLeaseLost           = errors.New("dedupe: the lease was lost during the call")
+	ErrOutcomeLost         = errors.New("dedupe: the call returned, and its outcome could not be stored")
+	ErrNotUnknown          = errors.New("dedupe: there is no unknown call under the key")
+
+	errProbe = errors.New("dedupe: probe: the outcome is no JSON")
+)
+
+// Trouble is an error of our own statements that says nothing about the call or its key: the database is away, full, or lacks the
+// table.
+type Trouble struct{ err error }
+
+func (t *Trouble) Error() string { return t.err.Error() }
+func (t *Trouble) Unwrap() error { return t.err }
+
+// trouble marks err, unless it speaks of the data.
+func trouble(err error) error {
+	if state := sqlState(err); strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") {
+		return err
+	}
+	return &Trouble{err}
+}
+
+// passing tells whether a statement may succeed when it is sent again a little later.
+func passing(err error) bool {
+	state := sqlState(err)
+	if state == "" { // no answer of the server
+		return true
+	}
+	for _, class := range []string{"08", "25006", "26000", "40", "53", "55P03", "57P", "58"} {
+		if strings.HasPrefix(state, class) {
+			return true
+		}
+	}
+	return false
+}
+
+func sqlState(err error) string {
+	var coded interface{ SQLState() string }
+	if errors.As(err, &coded) {
+		return coded.SQLState()
+	}
+	return ""
+}
+
+// notDone tells whether the work says that it did not call.
+func notDone(err error) bool {
+	var marked interface{ NotDone() bool }
+	return errors.As(err, &marked) && marked.NotDone()
+}
