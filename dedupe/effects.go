@@ -17,8 +17,6 @@ import (
 	"github.com/watermill-once/watermill-once/internal/sqlname"
 )
 
-const defaultEffectsTable = "watermill_effects"
-
 // Effects is the journal of calls to other systems, which Do makes. It holds nothing but the pool, and may be used by several
 // goroutines.
 type Effects struct {
@@ -36,18 +34,17 @@ func NewEffects(pool *pgxpool.Pool, config EffectsConfig) (*Effects, error) {
 	if faults != nil {
 		return nil, faults
 	}
-	config.setDefaults()
-	table, err := config.table()
-	if err != nil {
-		return nil, err
-	}
-	return &Effects{config, journal.New(pool, journal.Config{
-		Table:     table,
+	j, err := journal.New(pool, journal.Config{
+		Table:     config.Table,
 		Lease:     config.Lease,
 		Wait:      config.Wait,
 		OnUnknown: journal.Policy(config.OnUnknown),
 		Probe:     config.Probe,
-	})}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Effects{config, j}, nil
 }
 
 // EffectsConfig says where calls are remembered, and what becomes of those whose outcome nobody knows. The zero value works.
@@ -106,15 +103,8 @@ func (o OnUnknown) String() string {
 	}
 }
 
-func (c *EffectsConfig) setDefaults() {
-	c.Table = cmp.Or(c.Table, defaultEffectsTable)
-	c.Lease = cmp.Or(c.Lease, 30*time.Second)
-	c.Wait = cmp.Or(c.Wait, time.Second)
-}
-
 // Validate tells everything that is wrong with the EffectsConfig.
 func (c EffectsConfig) Validate() error {
-	c.setDefaults()
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("dedupe: "+format, args...)) }
 	if c.Consumer != "" {
@@ -125,7 +115,7 @@ func (c EffectsConfig) Validate() error {
 	if _, err := c.table(); err != nil {
 		faults = append(faults, err)
 	}
-	if c.Lease < 100*time.Millisecond {
+	if c.Lease != 0 && c.Lease < 100*time.Millisecond {
 		fault("Lease: %s is too short to be renewed: 100ms at least", c.Lease)
 	}
 	if c.OnUnknown < Repeat || c.OnUnknown > Refuse {
@@ -142,7 +132,7 @@ func (c EffectsConfig) Validate() error {
 
 // table gives the name quoted.
 func (c EffectsConfig) table() (string, error) {
-	quoted, err := sqlname.Table(cmp.Or(c.Table, defaultEffectsTable))
+	quoted, err := sqlname.Table(cmp.Or(c.Table, journal.DefaultTable))
 	if err != nil {
 		return "", fmt.Errorf("dedupe: Table: %w", err)
 	}
@@ -158,5 +148,5 @@ func (c EffectsConfig) Schema() string {
 	if err != nil {
 		table = `""`
 	}
-	return ddl.Rename(effectsSchema, defaultEffectsTable, table)
+	return ddl.Rename(effectsSchema, journal.DefaultTable, table)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/watermill-once/watermill-once/internal/attempt"
+	"github.com/watermill-once/watermill-once/internal/journal"
 	"github.com/watermill-once/watermill-once/outbox"
 )
 
@@ -21,8 +22,9 @@ type run struct {
 	db       DB
 	consumer string
 	eventID  string
-	attempt  *attempt.Attempt
+	attempt  *attempt.Attempt // nil in a Leased handler
 	tx       handlerTx
+	journal  *journal.Journal // nil in a transaction
 }
 
 type runKey struct{}
@@ -67,7 +69,7 @@ func SQLTx(ctx context.Context) (*sql.Tx, bool) {
 // outbox.ErrNoTransaction.
 func Queue(ctx context.Context, query string, args ...any) error {
 	r, ok := runFromContext(ctx)
-	if !ok {
+	if !ok || r.attempt == nil {
 		return fmt.Errorf("middleware: queue: %w", outbox.ErrNoTransaction)
 	}
 	if strings.TrimSpace(query) == "" {

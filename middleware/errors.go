@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/watermill-once/watermill-once/dedupe"
+	"github.com/watermill-once/watermill-once/internal/journal"
 	"github.com/watermill-once/watermill-once/ordering"
 	"github.com/watermill-once/watermill-once/outbox"
 )
@@ -70,14 +71,15 @@ func (e *permanentError) Unwrap() error { return e.err }
 func (e *permanentError) Permanent() bool { return true }
 
 // IsPermanent tells whether handling the message again would fail again: what Permanent has marked, a bad event id, position
-// or time, one that is too old, a produced message that no outbox could hold, and the faults of code and configuration among this package's errors.
+// or time, one that is too old, a call whose outcome is final (dedupe.FinalError), unknown (dedupe.ErrUnknown) or another request's, a
+// produced message that no outbox could hold, and the faults of code and configuration among this package's errors.
 func IsPermanent(err error) bool {
-	var marked *permanentError
-	if errors.As(err, &marked) {
+	if marked(err) {
 		return true
 	}
 	for _, permanent := range []error{
-		dedupe.ErrInvalidKey, ordering.ErrInvalidPosition, outbox.ErrInvalidMessage, outbox.ErrNoTransaction,
+		dedupe.ErrInvalidKey, dedupe.ErrFingerprintMismatch, dedupe.ErrUnknown, dedupe.ErrInTransaction,
+		ordering.ErrInvalidPosition, outbox.ErrInvalidMessage, outbox.ErrNoTransaction,
 		ErrTooOld, ErrInvalidTime, ErrTxEnded, ErrTxManaged, ErrNoOutbox, ErrNoTopic, ErrNoConsumer,
 	} {
 		if errors.Is(err, permanent) {
@@ -92,35 +94,47 @@ func ShouldRetry(params wmiddleware.RetryParams) bool { return !IsPermanent(para
 
 // ShouldPoison is made for Watermill's PoisonQueueWithFilter: it tells whether the message is to blame for err. It is
 // false for all that failed before the handler ran (but for a bad event id, position or time, and ErrTooOld), for ended contexts, lost
-// connections, an unknown COMMIT, faults of configuration, and for the SQLSTATEs of a server that is down, full, read-only,
-// contended or refuses the login, or that knows no such table: an outage or a bad deploy must not empty the topic into the poison
-// queue. An error that is none of these goes there, so give Retry a place inside, and mark by Permanent what it need not try.
+// connections, an unknown COMMIT, a call that is in flight elsewhere or has lost its lease or its outcome, faults of configuration, and
+// for the SQLSTATEs of a server that is down, full, read-only, contended or refuses the login, or that knows no such table: an outage
+// or a bad deploy must not empty the topic into the poison queue. An error that is none of these goes there, so give Retry a place
+// inside, and mark by Permanent what it need not try.
 func ShouldPoison(err error) bool {
 	var ours *blamelessError
 	if err == nil || errors.As(err, &ours) || isAny(err, neverPoison) {
 		return false
 	}
-	var marked *permanentError
-	if errors.As(err, &marked) {
+	if marked(err) {
 		return true
 	}
 	var (
+		journaling *journal.Trouble
 		connecting *pgconn.ConnectError
 		network    *net.OpError
 	)
-	return !isAny(err, passing) && !errors.As(err, &connecting) && !errors.As(err, &network) && !outage(err)
+	return !isAny(err, passing) && !errors.As(err, &journaling) && !errors.As(err, &connecting) && !errors.As(err, &network) &&
+		!outage(err)
 }
 
 var (
 	// neverPoison are faults of code and configuration, which every message meets, and the COMMIT that nobody knows of.
 	neverPoison = []error{
-		ErrNoOutbox, ErrNoTopic, ErrNoConsumer, ErrTxManaged, outbox.ErrNoTransaction, ErrCommitUnknown,
+		ErrNoOutbox, ErrNoTopic, ErrNoConsumer, ErrTxManaged, outbox.ErrNoTransaction, dedupe.ErrInTransaction, ErrCommitUnknown,
 	}
 	// passing are errors of the moment, unless they are marked as Permanent.
 	passing = []error{
 		context.Canceled, context.DeadlineExceeded, driver.ErrBadConn, sql.ErrConnDone, net.ErrClosed,
+		dedupe.ErrInFlight, dedupe.ErrLeaseLost, dedupe.ErrOutcomeLost,
 	}
 )
+
+// marked: by Permanent, or an outcome by dedupe.Final.
+func marked(err error) bool {
+	var (
+		permanent *permanentError
+		final     *dedupe.FinalError
+	)
+	return errors.As(err, &permanent) || errors.As(err, &final)
+}
 
 func isAny(err error, targets []error) bool {
 	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })

@@ -30,6 +30,14 @@ func TestPermanent(t *testing.T) {
 	require.True(t, once.IsPermanent(fmt.Errorf("handle: %w", err)))
 	require.False(t, once.IsPermanent(declined))
 	require.True(t, once.IsPermanent(outbox.ErrInvalidMessage))
+	for _, err := range []error{
+		dedupe.ErrUnknown, dedupe.ErrFingerprintMismatch, dedupe.ErrInTransaction, dedupe.Final(declined),
+	} {
+		require.True(t, once.IsPermanent(fmt.Errorf("charge: %w", err)), "%v", err)
+	}
+	for _, err := range []error{dedupe.ErrInFlight, dedupe.ErrLeaseLost, dedupe.ErrOutcomeLost, dedupe.NotDone(declined)} {
+		require.False(t, once.IsPermanent(fmt.Errorf("charge: %w", err)), "%v", err)
+	}
 	require.False(t, once.IsPermanent(nil))
 	require.False(t, once.ShouldRetry(wmiddleware.RetryParams{Err: err}))
 	require.True(t, once.ShouldRetry(wmiddleware.RetryParams{Err: declined}))
@@ -49,6 +57,14 @@ func TestShouldPoison(t *testing.T) {
 		"bad key":                {fmt.Errorf("x: %w", dedupe.ErrInvalidKey), true},
 		"bad position":           {fmt.Errorf("x: %w", ordering.ErrInvalidPosition), true},
 		"bad message":            {fmt.Errorf("x: %w", outbox.ErrInvalidMessage), true},
+		"another request":        {fmt.Errorf("x: %w", dedupe.ErrFingerprintMismatch), true},
+		"unknown call":           {fmt.Errorf("x: %w", dedupe.ErrUnknown), true},
+		"final":                  {fmt.Errorf("x: %w", dedupe.Final(context.DeadlineExceeded)), true},
+		"not done":               {dedupe.NotDone(errors.New("busy")), true},
+		"call in flight":         {dedupe.ErrInFlight, false},
+		"lease lost":             {dedupe.ErrLeaseLost, false},
+		"outcome lost":           {dedupe.ErrOutcomeLost, false},
+		"call in a transaction":  {dedupe.ErrInTransaction, false},
 		"aborted":                {once.ErrTxAborted, true},
 		"ended":                  {once.ErrTxEnded, true},
 		"unknown":                {once.ErrCommitUnknown, false},

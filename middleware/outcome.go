@@ -6,9 +6,10 @@ import "time"
 type Kind int
 
 const (
-	// Failed: rolled back; the error went to the Router. Also an unknown COMMIT, a bad event id, position or time, and ErrTooOld.
+	// Failed: rolled back, or in Leased not completed; the error went to the Router. Also an unknown COMMIT, a bad event id,
+	// position or time, and ErrTooOld.
 	Failed Kind = iota
-	// Fresh: the handler ran, and its work is committed.
+	// Fresh: the handler ran, and its work is committed, or in Leased noted as completed.
 	Fresh
 	// Duplicate: this consumer has handled the event before. Acked, nothing done.
 	Duplicate
@@ -35,8 +36,12 @@ func (k Kind) String() string {
 type Outcome struct {
 	Kind     Kind
 	Consumer string
-	EventID  string        // "" where the message had no valid one
-	Attempts int           // transactions begun; 0 for a duplicate in the cache, a bad event id, position or time, and where there was no connection
+	EventID  string // "" where the message had no valid one
+
+	// Attempts are the transactions begun; 0 for a duplicate in the cache, a bad event id, position or time, and where there was no
+	// connection. In Leased it is 1 where the handler ran.
+	Attempts int
+
 	Duration time.Duration // from the middleware's first step to its last
 	Err      error         // nil unless Kind is Failed
 }

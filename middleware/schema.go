@@ -17,8 +17,8 @@ import (
 // create the same table at the same time. The number is the ASCII of "wm once".
 const schemaLock = 0x776d206f6e6365
 
-// InitializeSchema creates the tables of what is named, with what is missing in them, in one transaction: of a Config, of
-// dedupe.Config, ordering.Config and *outbox.Publisher. Where none is named, all tables under their default names. Any number of
+// InitializeSchema creates the tables of what is named, with what is missing in them, in one transaction: of a Config, a
+// LeasedConfig, of dedupe.Config, dedupe.EffectsConfig, ordering.Config and *outbox.Publisher. Where none is named, all tables under their default names. Any number of
 // processes may call it at the same time. Where everything is there it changes nothing and waits for no writer.
 //
 // The same statements are in the packages' schema.sql files, to be copied into migrations.
@@ -28,7 +28,7 @@ func InitializeSchema(ctx context.Context, db DB, of ...interface{ Schema() stri
 		if err != nil {
 			return err
 		}
-		of = []interface{ Schema() string }{dedupe.Config{}, ordering.Config{}, publisher}
+		of = []interface{ Schema() string }{dedupe.Config{}, dedupe.EffectsConfig{}, ordering.Config{}, publisher}
 	}
 	faults := []error{validateDB(db)}
 	for _, o := range of {

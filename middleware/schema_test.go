@@ -22,7 +22,7 @@ import (
 )
 
 const allTables = `select count(*) from pg_tables
-	where tablename in ('watermill_processed_events', 'watermill_entity_versions', 'watermill_outbox')`
+	where tablename in ('watermill_processed_events', 'watermill_entity_versions', 'watermill_outbox', 'watermill_effects')`
 
 // Eight processes boot at once on an empty database, each over another driver than the last.
 func TestSchemaOnConcurrentBoots(t *testing.T) {
@@ -40,7 +40,7 @@ func TestSchemaOnConcurrentBoots(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		require.Equal(t, 3, (&world{t: t, pool: pgtest.PoolOn(t, url)}).count(allTables))
+		require.Equal(t, 4, (&world{t: t, pool: pgtest.PoolOn(t, url)}).count(allTables))
 	}
 }
 
@@ -116,8 +116,8 @@ func TestSchemaFilesAreComplete(t *testing.T) {
 	db, err := sql.Open("postgres", url)
 	require.NoError(t, err)
 	defer db.Close()
-	for _, file := range []string{"dedupe", "ordering", "outbox"} {
-		text, err := os.ReadFile("../" + file + "/schema.sql")
+	for _, file := range []string{"dedupe/schema.sql", "dedupe/effects_schema.sql", "ordering/schema.sql", "outbox/schema.sql"} {
+		text, err := os.ReadFile("../" + file)
 		require.NoError(t, err)
 		require.NotContains(t, string(text), "%s")
 		_, err = db.ExecContext(t.Context(), string(text))

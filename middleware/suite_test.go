@@ -146,13 +146,19 @@ func (w *world) route(config once.Config, h message.HandlerFunc) func(*message.M
 	w.t.Helper()
 	mw, err := once.Transactional(w.db, config)
 	require.NoError(w.t, err)
+	return w.routeThrough(mw, config.Outbox, h)
+}
+
+// routeThrough is route for any middleware; publisher may be nil.
+func (w *world) routeThrough(mw message.HandlerMiddleware, outbox *outbox.Publisher, h message.HandlerFunc) func(*message.Message) error {
+	w.t.Helper()
 	router, err := message.NewRouter(message.RouterConfig{}, nil)
 	require.NoError(w.t, err)
 	broker := gochannel.NewGoChannel(gochannel.Config{}, nil)
 
 	results := make(chan error, 1)
-	publisher := message.Publisher(config.Outbox)
-	if config.Outbox == nil {
+	publisher := message.Publisher(outbox)
+	if outbox == nil {
 		publisher = broker
 	}
 	handler := router.AddHandler("cards", "events", broker, "mails", publisher, h)

@@ -15,6 +15,7 @@ import (
 	"github.com/watermill-once/watermill-once/internal/keycache"
 	"github.com/watermill-once/watermill-once/internal/keytext"
 	"github.com/watermill-once/watermill-once/ordering"
+	"github.com/watermill-once/watermill-once/outbox"
 )
 
 // Transactional makes a Router middleware that runs each handler in one transaction with the claim of the event, the version
@@ -141,12 +142,10 @@ type delivery struct {
 }
 
 func (t *transactional) identify(ctx context.Context, msg *message.Message) (delivery, error) {
-	d := delivery{consumer: t.config.Consumer, headers: attempt.Headers(msg.Metadata)}
-	if d.consumer == "" {
-		d.consumer = message.HandlerNameFromCtx(ctx)
-	}
-	if err := keytext.Check(d.consumer); err != nil {
-		return d, fmt.Errorf("middleware: %w: the handler's name %w", ErrNoConsumer, err)
+	d := delivery{headers: attempt.Headers(msg.Metadata)}
+	var err error
+	if d.consumer, err = consumerOf(ctx, t.config.Consumer); err != nil {
+		return d, err
 	}
 
 	eventID, err := t.config.Dedupe.EventID(msg)
@@ -187,6 +186,18 @@ func (t *transactional) identify(ctx context.Context, msg *message.Message) (del
 		d.statements = append(d.statements, attempt.Statement{SQL: tooOldSQL, Args: []any{micros, t.config.MaxAge.Microseconds()}})
 	}
 	return d, nil
+}
+
+// consumerOf gives the configured consumer, or the handler's name in the Router.
+func consumerOf(ctx context.Context, configured string) (string, error) {
+	consumer := configured
+	if consumer == "" {
+		consumer = message.HandlerNameFromCtx(ctx)
+	}
+	if err := keytext.Check(consumer); err != nil {
+		return consumer, fmt.Errorf("middleware: %w: the handler's name %w", ErrNoConsumer, err)
+	}
+	return consumer, nil
 }
 
 // unidentified tells a message without a good id, position or time, which belongs in the poison queue, from a config that finds none in any
@@ -272,7 +283,7 @@ func (t *transactional) handle(ctx context.Context, s session, h message.Handler
 	defer msg.SetContext(ctx) // Retry uses the message again
 	produced, err := h(msg)
 	if err == nil {
-		err = t.publish(handlerCtx, produced)
+		err = publish(handlerCtx, t.config.Outbox, produced)
 	}
 	queued, rows, running := a.End()
 	if running {
@@ -293,18 +304,18 @@ var errRunning = errors.New("middleware: the handler returned while a goroutine 
 
 // publish puts what the handler returned into the outbox: the Router would publish it after the COMMIT, and a crash in
 // between would lose it.
-func (t *transactional) publish(ctx context.Context, produced []*message.Message) error {
+func publish(ctx context.Context, publisher *outbox.Publisher, produced []*message.Message) error {
 	if len(produced) == 0 {
 		return nil
 	}
-	if t.config.Outbox == nil {
+	if publisher == nil {
 		return fmt.Errorf("middleware: %w", ErrNoOutbox)
 	}
 	topic := message.PublishTopicFromCtx(ctx)
 	if topic == "" {
 		return fmt.Errorf("middleware: %w", ErrNoTopic)
 	}
-	return t.config.Outbox.PublishContext(ctx, topic, produced...)
+	return publisher.PublishContext(ctx, topic, produced...)
 }
 
 func (t *transactional) commit(ctx context.Context, s session, queued []attempt.Statement, rows []attempt.Row) error {

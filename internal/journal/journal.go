@@ -7,6 +7,7 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/watermill-once/watermill-once/internal/attempt"
+	"github.com/watermill-once/watermill-once/internal/sqlname"
 )
 
 // Policy is what to do where nobody knows whether a call took effect.
@@ -26,14 +28,25 @@ const (
 	Refuse
 )
 
-// Config of a Journal. There are no defaults here.
+// Config of a Journal, as package dedupe documents and checks it.
 type Config struct {
-	Table     string // quoted
+	Table     string
 	Lease     time.Duration
 	Wait      time.Duration // negative: none
 	OnUnknown Policy
 	Probe     func(ctx context.Context, key string) (outcome json.RawMessage, found bool, err error)
 }
+
+func (c *Config) setDefaults() {
+	c.Table = cmp.Or(c.Table, DefaultTable)
+	c.Lease = cmp.Or(c.Lease, DefaultLease)
+	c.Wait = cmp.Or(c.Wait, time.Second)
+}
+
+const (
+	DefaultTable = "watermill_effects"
+	DefaultLease = 30 * time.Second
+)
 
 // Journal runs work once for each ID, as far as that can be known.
 type Journal struct {
@@ -42,9 +55,14 @@ type Journal struct {
 	sql    statements
 }
 
-// New checks nothing.
-func New(pool *pgxpool.Pool, config Config) *Journal {
-	return &Journal{pool: pool, config: config, sql: statementsFor(config.Table)}
+// New refuses a bad name of the table.
+func New(pool *pgxpool.Pool, config Config) (*Journal, error) {
+	config.setDefaults()
+	table, err := sqlname.Table(config.Table)
+	if err != nil {
+		return nil, fmt.Errorf("dedupe: Table: %w", err)
+	}
+	return &Journal{pool: pool, config: config, sql: statementsFor(table)}, nil
 }
 
 // ID is what a call is known by.
