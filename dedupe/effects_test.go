@@ -1,8 +1,12 @@
 package dedupe_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"runtime"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,85 +17,6 @@ import (
 	"github.com/watermill-once/watermill-once/dedupe"
 	"github.com/watermill-once/watermill-once/internal/pgtest"
 )
-
-// effectsURL is that of a database with the journal.
-func effectsURL(t testing.TB) string {
-	return pgtest.FromTemplate(t, "effects", func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, dedupe.EffectsConfig{}.Schema())
-		return err
-	})
-}
-
-// journal is an Effects on a database of its own.
-type journal struct {
-	*dedupe.Effects
-	t    testing.TB
-	url  string
-	pool *pgxpool.Pool
-}
-
-func newJournal(t testing.TB, config dedupe.EffectsConfig) *journal {
-	t.Helper()
-	url := effectsURL(t)
-	pool := pgtest.PoolOn(t, url)
-	return &journal{openEffects(t, pool, config), t, url, pool}
-}
-
-func openEffects(t testing.TB, pool *pgxpool.Pool, config dedupe.EffectsConfig) *dedupe.Effects {
-	t.Helper()
-	e, err := dedupe.NewEffects(pool, config)
-	require.NoError(t, err)
-	return e
-}
-
-// with is another process on the same journal, configured otherwise.
-func (j *journal) with(config dedupe.EffectsConfig) *journal {
-	j.t.Helper()
-	return &journal{openEffects(j.t, j.pool, config), j.t, j.url, j.pool}
-}
-
-type receipt struct {
-	ID     string
-	Amount int
-}
-
-// charge is a call that succeeds and counts.
-func charge(calls *int, id string) func(context.Context, string) (receipt, error) {
-	return func(context.Context, string) (receipt, error) {
-		*calls++
-		return receipt{id, 100}, nil
-	}
-}
-
-func fail(err error) func(context.Context, string) (receipt, error) {
-	return func(context.Context, string) (receipt, error) { return receipt{}, err }
-}
-
-func (j *journal) exec(query string, args ...any) {
-	j.t.Helper()
-	_, err := j.pool.Exec(context.Background(), query, args...)
-	require.NoError(j.t, err)
-}
-
-// expire lets the lease of a key run out.
-func (j *journal) expire(key string) {
-	j.t.Helper()
-	j.exec(`update watermill_effects set lease_until = clock_timestamp() - interval '1 s' where key = $1 and state = 'started'`, key)
-}
-
-func (j *journal) state(key string) (state string) {
-	j.t.Helper()
-	err := j.pool.QueryRow(context.Background(), `select state from watermill_effects where key = $1`, key).Scan(&state)
-	require.NoError(j.t, err)
-	return state
-}
-
-func (j *journal) requireCounts(running, unknown, free int) {
-	j.t.Helper()
-	counts, err := j.Count(context.Background())
-	require.NoError(j.t, err)
-	require.Equal(j.t, dedupe.EffectCounts{Running: running, Unknown: unknown, Free: free}, counts)
-}
 
 func TestDoCallsOnce(t *testing.T) {
 	t.Parallel()
@@ -166,12 +91,12 @@ func TestDoAfterAnError(t *testing.T) {
 
 func TestLeaseOutlivesACallLongerThanIt(t *testing.T) {
 	t.Parallel()
-	config := dedupe.EffectsConfig{Lease: 200 * time.Millisecond, Wait: -1}
+	config := dedupe.EffectsConfig{Lease: time.Second, Wait: -1}
 	j := newJournal(t, config)
 	calls := 0
 	_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(ctx context.Context, key string) (receipt, error) {
 		began := time.Now()
-		for time.Since(began) < 3*config.Lease {
+		for time.Since(began) < 2*config.Lease {
 			_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, charge(&calls, "other"))
 			require.ErrorIs(t, err, dedupe.ErrInFlight)
 		}
@@ -200,4 +125,354 @@ func TestNewEffectsTellsAllFaults(t *testing.T) {
 	require.NoError(t, dedupe.EffectsConfig{Consumer: "c", Table: "s.t", Wait: -1, OnUnknown: dedupe.Refuse}.Validate())
 	require.NoError(t, dedupe.EffectsConfig{}.Validate())
 	require.Equal(t, "repeat probe refuse", dedupe.Repeat.String()+" "+dedupe.Probe.String()+" "+dedupe.Refuse.String())
+}
+
+func TestFiftyCallersOfOneKey(t *testing.T) {
+	t.Parallel()
+	for _, isolation := range []string{"read committed", "repeatable read", "serializable"} {
+		t.Run(isolation, func(t *testing.T) {
+			t.Parallel()
+			url := effectsURL(t)
+			pool := pgtest.PoolOn(t, url+"&default_transaction_isolation="+strings.ReplaceAll(isolation, " ", "%20"))
+			e := openEffects(t, pool, dedupe.EffectsConfig{Wait: time.Minute})
+			const callers = 50
+			var (
+				wg       sync.WaitGroup
+				mu       sync.Mutex
+				calls    int
+				outcomes [callers]receipt
+				errs     [callers]error
+			)
+			for i := range callers {
+				wg.Go(func() {
+					outcomes[i], errs[i] = dedupe.Do(t.Context(), e, "k", "request", func(context.Context, string) (receipt, error) {
+						mu.Lock()
+						defer mu.Unlock()
+						calls++
+						return receipt{"r", calls}, nil
+					})
+				})
+			}
+			wg.Wait()
+			require.Equal(t, 1, calls)
+			for i := range callers {
+				require.NoError(t, errs[i])
+				require.Equal(t, receipt{"r", 1}, outcomes[i])
+			}
+		})
+	}
+}
+
+func outcome[T any](t *testing.T, j *journal, key string, value T) {
+	t.Helper()
+	for range 2 {
+		got, err := dedupe.Do(t.Context(), j.Effects, key, nil, func(context.Context, string) (T, error) { return value, nil })
+		require.NoError(t, err)
+		require.Equal(t, value, got)
+	}
+	got, err := dedupe.Do(t.Context(), j.Effects, key, nil, func(context.Context, string) (none T, _ error) { panic("called") })
+	require.NoError(t, err)
+	require.Equal(t, value, got)
+}
+
+func TestOutcomesOfEveryType(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	outcome(t, j, "struct", receipt{"r", 1})
+	outcome(t, j, "pointer", &receipt{"r", 1})
+	outcome(t, j, "nil pointer", (*receipt)(nil))
+	outcome(t, j, "string", "a \"b\" \x00 é 😀 <>&\u2028")
+	outcome(t, j, "empty string", "")
+	outcome(t, j, "int", int64(1)<<62+1)
+	outcome(t, j, "slice", []receipt{{"a", 1}, {"b", 2}})
+	outcome(t, j, "empty slice", []int{})
+	outcome(t, j, "nil slice", []int(nil))
+	outcome(t, j, "bytes", []byte{0, 1, 255})
+	outcome(t, j, "map", map[string]int{"a": 1})
+	outcome(t, j, "none", struct{}{})
+	outcome(t, j, "any", any(nil))
+	outcome(t, j, "large", strings.Repeat("x", 1<<20))
+	outcome(t, j, strings.Repeat("é", 256), "the longest key")
+}
+
+// The first caller is given what later ones will be given, so that what JSON does not carry is missed at once.
+func TestOutcomeIsWhatIsStored(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	type half struct {
+		Kept   string
+		hidden string
+	}
+	got, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(context.Context, string) (half, error) { return half{"a", "b"}, nil })
+	require.NoError(t, err)
+	require.Equal(t, half{"a", ""}, got)
+	_, err = dedupe.Do(t.Context(), j.Effects, "k", nil, func(context.Context, string) (int, error) { return 1, nil })
+	require.ErrorContains(t, err, "no int")
+
+	_, err = dedupe.Do(t.Context(), j.Effects, "c", nil, func(context.Context, string) (chan int, error) { panic("called") })
+	require.ErrorContains(t, err, "not for JSON")
+	// A value of a good type that is none for JSON is found out after the call.
+	_, err = dedupe.Do(t.Context(), j.Effects, "a", nil, func(context.Context, string) (any, error) { return make(chan int), nil })
+	require.ErrorContains(t, err, "outcome")
+	require.Equal(t, "unknown", j.state("a"))
+}
+
+func TestDoChecksTheKey(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	for _, key := range []string{"", strings.Repeat("x", 513), "\xff", "a\x00"} {
+		_, err := dedupe.Do(t.Context(), j.Effects, key, nil, fail(errors.New("called")))
+		require.ErrorIs(t, err, dedupe.ErrInvalidKey)
+		require.ErrorIs(t, j.Resolve(t.Context(), key, nil), dedupe.ErrInvalidKey)
+	}
+}
+
+func TestWaitForAnOutcome(t *testing.T) {
+	t.Parallel()
+	type result struct {
+		receipt
+		error
+	}
+	// During the call of one, another waits.
+	during := func(t *testing.T, j *journal, ctx context.Context, wait time.Duration, then func(context.Context) (receipt, error)) (first, second result) {
+		other := j.with(dedupe.EffectsConfig{Wait: wait, OnUnknown: dedupe.Refuse})
+		seconds := make(chan result, 1)
+		got, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(callCtx context.Context, _ string) (receipt, error) {
+			go func() {
+				got, err := dedupe.Do(ctx, other.Effects, "k", nil, fail(errors.New("called twice")))
+				seconds <- result{got, err}
+			}()
+			if then == nil {
+				second = <-seconds
+				return receipt{"r", 1}, nil
+			}
+			return then(callCtx)
+		})
+		if then != nil {
+			second = <-seconds
+		}
+		return result{got, err}, second
+	}
+	t.Run("it arrives", func(t *testing.T) {
+		t.Parallel()
+		j := newJournal(t, dedupe.EffectsConfig{})
+		first, second := during(t, j, t.Context(), time.Minute, func(context.Context) (receipt, error) {
+			j.waitForLooks()
+			return receipt{"r", 1}, nil
+		})
+		require.NoError(t, first.error)
+		require.Equal(t, first, second)
+	})
+	t.Run("it does not", func(t *testing.T) {
+		t.Parallel()
+		first, second := during(t, newJournal(t, dedupe.EffectsConfig{}), t.Context(), 50*time.Millisecond, nil)
+		require.NoError(t, first.error)
+		require.ErrorIs(t, second.error, dedupe.ErrInFlight)
+	})
+	t.Run("the context ends", func(t *testing.T) {
+		t.Parallel()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		first, second := during(t, newJournal(t, dedupe.EffectsConfig{}), ctx, time.Minute, nil)
+		require.NoError(t, first.error)
+		require.ErrorIs(t, second.error, context.DeadlineExceeded)
+	})
+	t.Run("it ends unknown", func(t *testing.T) {
+		t.Parallel()
+		first, second := during(t, newJournal(t, dedupe.EffectsConfig{}), t.Context(), time.Minute, func(context.Context) (receipt, error) {
+			return receipt{}, errors.New("timeout")
+		})
+		require.ErrorContains(t, first.error, "timeout")
+		require.ErrorIs(t, second.error, dedupe.ErrUnknown)
+	})
+	t.Run("the other has died", func(t *testing.T) {
+		t.Parallel()
+		j := newJournal(t, dedupe.EffectsConfig{Wait: time.Minute})
+		j.abandon("k")
+		j.exec(`update watermill_effects set lease_until = clock_timestamp() + interval '200 ms'`)
+		calls := 0
+		got, err := dedupe.Do(t.Context(), j.Effects, "k", nil, charge(&calls, "r"))
+		require.NoError(t, err)
+		require.Equal(t, "r", got.ID)
+	})
+}
+
+// waitForLooks returns when somebody has looked at the journal some times more.
+func (j *journal) waitForLooks() {
+	j.t.Helper()
+	looks := func() (n int) {
+		err := j.pool.QueryRow(context.Background(), `select pg_stat_get_xact_numscans('watermill_effects'::regclass)
+			+ coalesce(sum(idx_scan), 0) from pg_stat_user_indexes where relname = 'watermill_effects'`).Scan(&n)
+		require.NoError(j.t, err)
+		return n
+	}
+	first := looks()
+	require.Eventually(j.t, func() bool { return looks() > first }, 20*time.Second, 5*time.Millisecond)
+}
+
+func TestPanicInTheCall(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(){"panic": func() { panic("oh") }, "Goexit": runtime.Goexit} {
+		j := newJournal(t, dedupe.EffectsConfig{OnUnknown: dedupe.Refuse})
+		var recovered any
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			defer func() { recovered = recover() }()
+			_, _ = dedupe.Do(t.Context(), j.Effects, "k", nil, func(context.Context, string) (int, error) {
+				end()
+				return 0, nil
+			})
+		}()
+		<-done
+		require.Equal(t, name == "panic", recovered == "oh")
+		require.Equal(t, "unknown", j.state("k"))
+		list, err := j.List(t.Context(), dedupe.Unknown, 1)
+		require.NoError(t, err)
+		require.Contains(t, list[0].LastError, "panic")
+		require.NotContains(t, list[0].LastError, "oh")
+	}
+}
+
+// The caller's context ends the call by its own, and never the storing of what it returns.
+func TestContextEndsDuringTheCall(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		err   error
+		state string
+	}{"value": {nil, "done"}, "error": {context.Canceled, "unknown"}, "not done": {dedupe.NotDone(context.Canceled), "free"}} {
+		j := newJournal(t, dedupe.EffectsConfig{})
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := dedupe.Do(ctx, j.Effects, "k", nil, func(callCtx context.Context, _ string) (receipt, error) {
+			cancel()
+			<-callCtx.Done()
+			return receipt{"r", 1}, test.err
+		})
+		require.Equal(t, test.err, err, name)
+		require.Equal(t, test.state, j.state("k"), name)
+		_, err = dedupe.Do(ctx, j.Effects, "other", nil, fail(errors.New("called")))
+		require.ErrorIs(t, err, context.Canceled)
+	}
+}
+
+// An owner whose lease another one has taken is told to end, and can store nothing.
+func TestLeaseLostToAnother(t *testing.T) {
+	t.Parallel()
+	for name, returned := range map[string]error{
+		"value": nil, "error": errors.New("x"), "final": dedupe.Final(errors.New("x")), "not done": dedupe.NotDone(errors.New("x")),
+	} {
+		for _, wait := range []bool{true, false} { // for the renewal that finds out, or storing does
+			j := newJournal(t, dedupe.EffectsConfig{Lease: 300 * time.Millisecond})
+			_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(ctx context.Context, _ string) (receipt, error) {
+				j.expire("k")
+				calls := 0
+				_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, charge(&calls, "new"))
+				require.NoError(t, err)
+				require.Equal(t, 1, calls)
+				if wait {
+					<-ctx.Done()
+					require.ErrorIs(t, context.Cause(ctx), dedupe.ErrLeaseLost)
+				}
+				return receipt{"old", 1}, returned
+			})
+			require.ErrorIs(t, err, dedupe.ErrLeaseLost, name)
+			if name == "error" {
+				require.ErrorIs(t, err, returned)
+			}
+			got, err := dedupe.Do(t.Context(), j.Effects, "k", nil, fail(errors.New("called")))
+			require.NoError(t, err, name)
+			require.Equal(t, "new", got.ID, name)
+		}
+	}
+}
+
+// A lease that is over and was not taken is still the owner's.
+func TestLeaseOverAndNotTaken(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{Lease: time.Minute})
+	got, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(context.Context, string) (receipt, error) {
+		j.expire("k")
+		j.requireCounts(0, 1, 0)
+		return receipt{"r", 1}, nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, "r", got.ID)
+	require.Equal(t, "done", j.state("k"))
+}
+
+// Round trips are counted on the wire, once the statements are prepared.
+func TestDoRoundTrips(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	proxy, url := pgtest.Proxy(t, j.url)
+	e := openEffects(t, pgtest.PoolOn(t, url), dedupe.EffectsConfig{})
+	do := func(key string, err error) {
+		_, got := dedupe.Do(t.Context(), e, key, "request", fail(err))
+		require.Equal(t, err, got)
+	}
+	x := errors.New("x")
+	for _, key := range []string{"warm", "up"} {
+		do(key, x)
+		do(key, nil)
+	}
+	for _, test := range []struct {
+		name string
+		err  error
+		want int
+	}{
+		{"fresh", nil, 2}, {"fresh", nil, 1}, {"error", x, 2}, {"error", x, 3}, {"error", nil, 3}, {"error", nil, 1},
+	} {
+		proxy.Reset()
+		do(test.name, test.err)
+		require.Equal(t, test.want, proxy.RoundTrips(), test.name)
+	}
+}
+
+func TestDoInEveryExecMode(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	do := func(t *testing.T, url string, mode pgx.QueryExecMode) {
+		config, err := pgxpool.ParseConfig(url)
+		require.NoError(t, err)
+		config.ConnConfig.DefaultQueryExecMode = mode
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		require.NoError(t, err)
+		t.Cleanup(pool.Close)
+		e := openEffects(t, pool, dedupe.EffectsConfig{Consumer: t.Name(), Lease: 2 * time.Second})
+		for _, err := range []error{errors.New(`it's a "\ $1`), dedupe.NotDone(errors.New("x")), nil, errors.New("called")} {
+			got, doErr := dedupe.Do(t.Context(), e, `it's a "\ $1`, bytes.Repeat([]byte{0, 255}, 3), func(ctx context.Context, key string) (string, error) {
+				first := j.leaseEnd(key, t.Name())
+				require.Eventually(t, func() bool { return j.leaseEnd(key, t.Name()).After(first) }, 20*time.Second, 2*time.Millisecond)
+				return `it's a "\ $1`, errors.Join(ctx.Err(), err)
+			})
+			if err != nil && err.Error() != "called" {
+				require.ErrorContains(t, doErr, err.Error())
+				continue
+			}
+			require.NoError(t, doErr)
+			require.Equal(t, `it's a "\ $1`, got)
+		}
+		require.NoError(t, func() error { _, err := e.List(t.Context(), dedupe.Unknown, 1); return err }())
+		require.ErrorIs(t, e.Resolve(t.Context(), `it's a "\ $1`, nil), dedupe.ErrNotUnknown)
+	}
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec,
+		pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) { t.Parallel(); do(t, j.url, mode) })
+	}
+	bouncer := pgtest.Bouncer(t, j.url)
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run("PgBouncer "+mode.String(), func(t *testing.T) { t.Parallel(); do(t, bouncer, mode) })
+	}
+}
+
+func (j *journal) leaseEnd(key, consumer string) (end time.Time) {
+	j.t.Helper()
+	err := j.pool.QueryRow(context.Background(),
+		`select coalesce(lease_until, clock_timestamp()) from watermill_effects where key = $1 and consumer = $2`, key, consumer).Scan(&end)
+	require.NoError(j.t, err)
+	return end
 }

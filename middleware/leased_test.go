@@ -233,11 +233,11 @@ func TestLeasedPanic(t *testing.T) {
 func TestLeasedInFlight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "pgx")
-	effects := dedupe.EffectsConfig{Wait: -1, Lease: 200 * time.Millisecond}
+	effects := dedupe.EffectsConfig{Wait: -1, Lease: time.Second}
 	runs := 0
 	h := w.lease(once.LeasedConfig{Effects: effects}, func(msg *message.Message) ([]*message.Message, error) {
 		runs++
-		for began := time.Now(); time.Since(began) < 3*effects.Lease; {
+		for began := time.Now(); time.Since(began) < 2*effects.Lease; {
 			err := deliver(t, w.lease(once.LeasedConfig{Effects: effects}, func(*message.Message) ([]*message.Message, error) {
 				runs++
 				return nil, nil
@@ -449,7 +449,7 @@ func TestLeasedThroughPgBouncer(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(pool.Close)
 		publisher := newPublisher(t)
-		mw, err := once.Leased(pool, once.LeasedConfig{Consumer: mode, Effects: dedupe.EffectsConfig{Lease: 200 * time.Millisecond}})
+		mw, err := once.Leased(pool, once.LeasedConfig{Consumer: mode, Effects: dedupe.EffectsConfig{Lease: time.Second}})
 		require.NoError(t, err)
 		runs := 0
 		h := mw(func(msg *message.Message) ([]*message.Message, error) {
