@@ -112,6 +112,8 @@ func TestMainFrom(t *testing.T) {
 		"no server to start":               {"Database", []string{"PGBIN=/nowhere"}, false, "/nowhere"},
 		"no PgBouncer":                     {"Bouncer", []string{"PGBOUNCER=/nowhere"}, true, "PGBOUNCER: "},
 		"no PgBouncer, under CI":           {"Bouncer", []string{"PGBOUNCER=/nowhere", "CI=true"}, false, "PGBOUNCER: "},
+		"no libfaketime":                   {"Clock", []string{"LIBFAKETIME=/nowhere"}, true, "LIBFAKETIME: "},
+		"no libfaketime, under CI":         {"Clock", []string{"LIBFAKETIME=/nowhere", "CI=true"}, false, "LIBFAKETIME: "},
 		"a goroutine left behind":          {"Leak", nil, false, "found unexpected goroutines"},
 		"a connection kept":                {"Kept", nil, false, "1 connections were not given back"},
 		"a template that cannot be filled": {"Template", nil, false, "no such thing"},
@@ -146,6 +148,12 @@ func TestInnerDatabase(t *testing.T) {
 
 func TestInnerBouncer(t *testing.T) {
 	pgtest.Bouncer(t, pgtest.URL(t))
+}
+
+func TestInnerClock(t *testing.T) {
+	if os.Getenv("LIBFAKETIME") != "" { // set to nowhere by TestMainFrom
+		pgtest.ClockServer(t)
+	}
 }
 
 // toFail is true for a test that TestMainFrom runs in a process of its own.
