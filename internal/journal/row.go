@@ -72,7 +72,7 @@ where consumer = $1::text
   and key = $2::text
   and token = $6::bigint
   and state = $7::text
-  and (state <> 'started' or lease_until <= clock_timestamp())`
+  and (state in ('unknown', 'free') or state = 'started' and lease_until <= clock_timestamp())`
 )
 
 func statementsFor(table string) statements {
