@@ -38,10 +38,26 @@
 // The scope of a claim is the consumer. Two services that share a database must not share a consumer's name, or one
 // takes the other's events for duplicates.
 //
+// # Calls to other systems
+//
+// A charge or a mail cannot be rolled back, so it has no place in the transaction that claims the event. That publishes a
+// message through the outbox, and the worker for it calls by Do:
+//
+//	effects, err := dedupe.NewEffects(pool, dedupe.EffectsConfig{})
+//	key, _ := once.IdempotencyKey(msg.Context(), "charge")
+//	receipt, err := dedupe.Do(ctx, effects, key, order, func(ctx context.Context, idempotencyKey string) (Receipt, error) {
+//		return provider.Charge(ctx, idempotencyKey, order)
+//	})
+//
+// The intent is committed before the call, in the table watermill_effects and under a lease, and the outcome after it; later
+// calls of Do with that key get the stored outcome. After a crash in between, a timeout or a panic it is unknown whether the call
+// took effect. EffectsConfig.OnUnknown says what follows: the same call with the same idempotency key (Repeat), a question to the
+// other system (Probe), or nothing until an operator has resolved it (Refuse). It is never taken for not done. See docs/effects.md.
+//
 // # What it does not do
 //
-// It does not order events: an old one that was never seen before is fresh (see package ordering). It does not cover
-// calls to other systems, which no rollback takes back. Claims are kept until somebody deletes them (Forget does, for a
-// deliberate second run), and an event that comes again after that is fresh; so handlers should be idempotent by nature where that is cheap: set state from the
-// event rather than add to it, and keep the event id, unique, beside what must add up.
+// It does not order events: an old one that was never seen before is fresh (see package ordering). A claim does not cover
+// calls to other systems, which no rollback takes back: those are for Do. Claims are kept until somebody deletes them (Forget
+// does, for a deliberate second run), and an event that comes again after that is fresh; so handlers should be idempotent by nature
+// where that is cheap: set state from the event rather than add to it, and keep the event id, unique, beside what must add up.
 package dedupe

@@ -66,6 +66,46 @@ func ExampleTransactional() {
 	})
 }
 
+// A handler whose whole effect is in another system: there is nothing for a transaction to hold.
+func ExampleLeased() {
+	var (
+		pool *pgxpool.Pool
+		send func(ctx context.Context, idempotencyKey string, mail []byte) error
+	)
+	leased, err := once.Leased(pool, once.LeasedConfig{Consumer: "mailer"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_ = leased(func(msg *message.Message) ([]*message.Message, error) {
+		key, _ := once.IdempotencyKey(msg.Context(), "send") // the same on every attempt
+		return nil, send(msg.Context(), key, msg.Payload)    // its context ends when the lease is lost
+	})
+}
+
+// The worker behind the outbox: its messages come from a transactional handler, and each call keeps its outcome.
+func ExampleIdempotencyKey() {
+	var (
+		effects *dedupe.Effects // dedupe.NewEffects(pool, dedupe.EffectsConfig{})
+		charge  func(ctx context.Context, idempotencyKey string, order []byte) (chargeID string, err error)
+		pool    *pgxpool.Pool
+	)
+	leased, err := once.Leased(pool, once.LeasedConfig{Consumer: "charger"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_ = leased(func(msg *message.Message) ([]*message.Message, error) {
+		key, _ := once.IdempotencyKey(msg.Context(), "charge")
+		id, err := dedupe.Do(msg.Context(), effects, key, msg.Payload, func(ctx context.Context, key string) (string, error) {
+			return charge(ctx, key, msg.Payload)
+		})
+		if err != nil {
+			return nil, err
+		}
+		log.Println("charged", id)
+		return nil, nil
+	})
+}
+
 // Over database/sql, for code that is written for it.
 func ExampleSQL() {
 	var db *sql.DB // of pgx's stdlib, lib/pq or another driver
