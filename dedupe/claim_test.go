@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -202,4 +203,42 @@ func waitForLock(t *testing.T, pool *pgxpool.Pool, pid uint32) {
 		err := pool.QueryRow(t.Context(), "select exists (select from pg_locks where pid = $1 and not granted)", int64(pid)).Scan(&waits)
 		return err == nil && waits
 	}, 20*time.Second, 2*time.Millisecond)
+}
+
+// Two contents under one id, by hand: the statement fails where the digests differ.
+func TestClaimSQLComparesDigests(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.PoolOn(t, newURL(t))
+	claims := dedupe.Config{Fingerprint: true}
+	claim := func(id, payload string) (int64, error) {
+		t.Helper()
+		tag, err := pool.Exec(t.Context(), claims.ClaimSQL(), "orders", id, claims.Digest(message.NewMessage("", []byte(payload))))
+		return tag.RowsAffected(), err
+	}
+	for _, step := range []struct {
+		id, payload string
+		fresh       int64
+		mismatch    bool
+	}{
+		{"e1", "a", 1, false},
+		{"e1", "a", 0, false},
+		{"e1", "b", 0, true},
+		{"e1", "a", 0, false},
+		{"e2", "b", 1, false},
+		{"e3", "", 1, false},
+		{"e3", "b", 0, true},
+	} {
+		fresh, err := claim(step.id, step.payload)
+		if step.mismatch {
+			var refused *pgconn.PgError
+			require.ErrorAs(t, err, &refused)
+			require.Equal(t, "23502", refused.Code)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, step.fresh, fresh)
+	}
+	require.Nil(t, dedupe.Config{}.Digest(message.NewMessage("", nil)))
+	_, err := claims.Claim(t.Context(), begin(t, pool), "orders", "e4")
+	require.ErrorContains(t, err, "Fingerprint")
 }

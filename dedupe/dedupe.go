@@ -2,6 +2,7 @@ package dedupe
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"time"
@@ -35,6 +36,12 @@ type Config struct {
 	// Defaults to one minute.
 	CacheTTL time.Duration
 
+	// Fingerprint tells apart two events that a producer has given the same id: the claim keeps the SHA-256 of the
+	// payload, and a message with that id and another payload is refused with ErrFingerprintMismatch, a permanent error. Leave it
+	// off where a redelivery may be encoded anew. Claims made while it was off match any payload. A duplicate then writes to
+	// its claim's page.
+	Fingerprint bool
+
 	// Disabled leaves the claims out, for handlers that are idempotent by themselves. A message may then have no event
 	// id, but not a malformed one.
 	Disabled bool
@@ -51,6 +58,9 @@ func (c Config) Validate() error {
 	}
 	if c.CacheTTL < 0 {
 		faults = append(faults, fmt.Errorf("dedupe: CacheTTL: %s is negative", c.CacheTTL))
+	}
+	if c.Fingerprint && c.Disabled {
+		faults = append(faults, errors.New("dedupe: Fingerprint: there is no claim to keep it while Disabled"))
 	}
 	return errors.Join(faults...)
 }
@@ -70,6 +80,15 @@ func (c Config) EventID(msg *message.Message) (string, error) {
 		return "", &keyError{ErrInvalidKey, msg.UUID, "Key", err}
 	}
 	return check(id, msg, "Key")
+}
+
+// Digest is what Fingerprint keeps of a message: the SHA-256 of its payload. Nil where Fingerprint is off.
+func (c Config) Digest(msg *message.Message) []byte {
+	if !c.Fingerprint {
+		return nil
+	}
+	sum := sha256.Sum256(msg.Payload)
+	return sum[:]
 }
 
 // QuotedTable is Table, or its default, quoted for use in SQL. A Config that Validate refuses gives a name that

@@ -12,7 +12,8 @@ var (
 	// has resolved the key (Effects.Resolve).
 	ErrUnknown = journal.ErrUnknown
 
-	// ErrFingerprintMismatch: the key was used for another request. Permanent.
+	// ErrFingerprintMismatch: the key of an effect was used for another request, or with Config.Fingerprint an event's id for another
+	// payload. Permanent.
 	ErrFingerprintMismatch = journal.ErrFingerprintMismatch
 
 	// ErrInTransaction: Do was called in the transaction of a once.Transactional handler. A fault of the program, permanent, and not

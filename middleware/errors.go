@@ -195,6 +195,9 @@ func conflict(err error) bool {
 	return false
 }
 
+// notNullViolation is what a claim fails with where its id has another fingerprint.
+const notNullViolation = "23502"
+
 // sqlState finds the SQLSTATE in an error of any driver; "": none.
 func sqlState(err error) string {
 	var coded interface{ SQLState() string }

@@ -88,7 +88,7 @@ func (t *transactional) deliver(h message.HandlerFunc, msg *message.Message) (er
 		outcome.Err = err
 		return err
 	}
-	if d.claimed && t.cache.Has(d.consumer, d.eventID) {
+	if d.claimed && t.cache.Has(d.consumer, d.remembered()) {
 		outcome.Kind, outcome.Err = Duplicate, nil
 		return nil
 	}
@@ -102,7 +102,7 @@ func (t *transactional) deliver(h message.HandlerFunc, msg *message.Message) (er
 		if err == nil {
 			outcome.Kind, outcome.Err = kind, nil
 			if d.claimed {
-				t.cache.Add(d.consumer, d.eventID)
+				t.cache.Add(d.consumer, d.remembered())
 			}
 			return nil
 		}
@@ -135,10 +135,19 @@ func pause(ctx context.Context, tries int) bool {
 // delivery is what is known of a message before anything is begun. It is found once, since handlers change messages.
 type delivery struct {
 	consumer, eventID string
+	digest            []byte // nil without a fingerprint
 	claimed, guarded  bool
 	dated             bool
 	statements        []attempt.Statement // claim or prelude, then the guard and the look at its age where there are such
 	headers           map[string]string
+}
+
+// remembered is what the cache knows the event by. No id has a NUL.
+func (d delivery) remembered() string {
+	if d.digest == nil {
+		return d.eventID
+	}
+	return d.eventID + "\x00" + string(d.digest)
 }
 
 func (t *transactional) identify(ctx context.Context, msg *message.Message) (delivery, error) {
@@ -164,6 +173,9 @@ func (t *transactional) identify(ctx context.Context, msg *message.Message) (del
 	d.statements = make([]attempt.Statement, 1, 3)
 	if d.statements[0] = t.prelude; d.claimed {
 		d.statements[0] = attempt.Statement{SQL: t.claim, Args: []any{d.consumer, d.eventID}}
+		if d.digest = t.config.Dedupe.Digest(msg); d.digest != nil {
+			d.statements[0].Args = append(d.statements[0].Args, d.digest)
+		}
 	}
 
 	if t.config.Ordering.Position != nil {
@@ -221,6 +233,8 @@ func (t *transactional) attempt(ctx context.Context, s session, h message.Handle
 
 	affected, err := s.begin(ctx, d.statements)
 	switch {
+	case d.digest != nil && sqlState(err) == notNullViolation:
+		return Failed, fmt.Errorf("middleware: %w: message %.80q", dedupe.ErrFingerprintMismatch, msg.UUID)
 	case err != nil:
 		return Failed, notBegun(fmt.Errorf("middleware: begin: %w", err))
 	case d.claimed && affected[0] == 0:

@@ -9,7 +9,7 @@ import (
 var (
 	ErrInFlight            = errors.New("dedupe: the call is in flight elsewhere")
 	ErrUnknown             = errors.New("dedupe: it is unknown whether the call took effect")
-	ErrFingerprintMismatch = errors.New("dedupe: the key was used for another request")
+	ErrFingerprintMismatch = errors.New("dedupe: the same key with other content")
 	ErrInTransaction       = errors.New("dedupe: a call to another system inside a transaction, which cannot roll it back")
 	ErrLeaseLost           = errors.New("dedupe: the lease was lost during the call")
 	ErrOutcomeLost         = errors.New("dedupe: the call returned, and its outcome could not be stored")
