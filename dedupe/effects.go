@@ -130,6 +130,16 @@ func (c EffectsConfig) Validate() error {
 	return errors.Join(faults...)
 }
 
+// QuotedTable is Table, or its default, quoted for use in SQL. An EffectsConfig that Validate refuses gives a name that
+// PostgreSQL refuses.
+func (c EffectsConfig) QuotedTable() string {
+	table, err := c.table()
+	if err != nil {
+		return `""`
+	}
+	return table
+}
+
 // table gives the name quoted.
 func (c EffectsConfig) table() (string, error) {
 	quoted, err := sqlname.Table(cmp.Or(c.Table, journal.DefaultTable))
@@ -144,9 +154,5 @@ var effectsSchema string
 
 // Schema is the package's effects_schema.sql under the configured name. What stands at Config.Schema holds for it too.
 func (c EffectsConfig) Schema() string {
-	table, err := c.table()
-	if err != nil {
-		table = `""`
-	}
-	return ddl.Rename(effectsSchema, journal.DefaultTable, table)
+	return ddl.Rename(effectsSchema, journal.DefaultTable, c.QuotedTable())
 }

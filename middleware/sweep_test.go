@@ -23,12 +23,11 @@ import (
 func TestSweepOfEachTable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "pgx")
-	// Of watermill_effects only what the sweeper looks at.
 	_, err := w.pool.Exec(t.Context(), `
-		create table watermill_effects (key text primary key, state text not null, updated_at timestamptz not null);
-		insert into watermill_effects values
-			('done, old', 'done', now() - interval '31 days'), ('done, young', 'done', now() - interval '29 days'),
-			('started, old', 'started', now() - interval '31 days'), ('unknown, old', 'unknown', now() - interval '31 days');
+		insert into watermill_effects (consumer, key, state, token, attempts, started_at, lease_until, ended_at)
+		select '', state || ', ' || age, state, 0, 1, ended_at, case when state = 'started' then ended_at end, case when state <> 'started' then ended_at end
+		from unnest(array['started', 'unknown', 'free', 'done', 'failed']) as state,
+			(values ('old', now() - interval '31 days'), ('young', now() - interval '29 days')) as ages (age, ended_at);
 		insert into watermill_processed_events (consumer, event_id, processed_at) values
 			('a', 'old', now() - interval '31 days'), ('b', 'old', now() - interval '31 days'), ('a', 'young', now() - interval '29 days');
 		insert into watermill_entity_versions (consumer, entity, version, event_id, updated_at) values
@@ -55,7 +54,7 @@ func TestSweepOfEachTable(t *testing.T) {
 		"nothing":  {once.SweeperConfig{BrokerRetention: day, Claims: []dedupe.Config{{}}, Versions: []ordering.Config{{}}, Outboxes: []*outbox.Publisher{newPublisher(t)}}, nil},
 		"claims":   {once.SweeperConfig{ClaimsAge: 30 * day, BrokerRetention: day}, []string{"claim a old", "claim b old"}},
 		"versions": {once.SweeperConfig{VersionsAge: 30 * day, BrokerRetention: day}, []string{"version old"}},
-		"effects":  {once.SweeperConfig{EffectsAge: 30 * day, BrokerRetention: day}, []string{"effect done, old"}},
+		"effects":  {once.SweeperConfig{EffectsAge: 30 * day, BrokerRetention: day}, []string{"effect done, old", "effect failed, old"}},
 		"sent":     {once.SweeperConfig{SentAge: 30 * day}, []string{"message sent, old"}},
 	} {
 		var told []once.Swept
@@ -96,13 +95,13 @@ func TestSweepOfSeveralTables(t *testing.T) {
 	_, err := w.pool.Exec(t.Context(), `create schema "my app"`)
 	require.NoError(t, err)
 	orders, cards := dedupe.Config{Table: "my app.Seen"}, dedupe.Config{Table: `"cards"`}
-	versions := ordering.Config{Table: "my app.versions"}
+	versions, effects := ordering.Config{Table: "my app.versions"}, dedupe.EffectsConfig{Table: "my app.effects"}
 	mails, err := outbox.NewPublisher(outbox.Config{Topic: "mails"})
 	require.NoError(t, err)
-	require.NoError(t, once.InitializeSchema(t.Context(), w.db, orders, cards, versions, mails))
+	require.NoError(t, once.InitializeSchema(t.Context(), w.db, orders, cards, versions, effects, mails))
 	_, err = w.pool.Exec(t.Context(), `
-		create table "my app".effects (state text, updated_at timestamptz);
-		insert into "my app".effects values ('done', now() - interval '31 days');
+		insert into "my app".effects (consumer, key, state, token, attempts, started_at, ended_at)
+		values ('', 'old', 'done', 0, 1, now() - interval '31 days', now() - interval '31 days');
 		insert into "my app"."Seen" (consumer, event_id, processed_at) values ('a', 'old', now() - interval '31 days');
 		insert into """cards""" (consumer, event_id, processed_at) values ('a', 'old', now() - interval '31 days');
 		insert into "my app".versions (consumer, entity, version, updated_at) values ('a', 'old', 1, now() - interval '31 days');
@@ -112,10 +111,10 @@ func TestSweepOfSeveralTables(t *testing.T) {
 
 	swept, err := newSweeper(t, w.pool, once.SweeperConfig{
 		ClaimsAge: 30 * day, VersionsAge: 30 * day, EffectsAge: 30 * day, SentAge: 30 * day, BrokerRetention: day,
-		Claims:        []dedupe.Config{orders, cards, orders},
-		Versions:      []ordering.Config{versions},
-		EffectsTables: []string{"my app.effects"},
-		Outboxes:      []*outbox.Publisher{newPublisher(t), mails},
+		Claims:   []dedupe.Config{orders, cards, orders},
+		Versions: []ordering.Config{versions},
+		Effects:  []dedupe.EffectsConfig{effects},
+		Outboxes: []*outbox.Publisher{newPublisher(t), mails},
 	}).Sweep(t.Context())
 	require.NoError(t, err)
 	rows := map[string]int64{}

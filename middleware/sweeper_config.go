@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/watermill-once/watermill-once/dedupe"
-	"github.com/watermill-once/watermill-once/internal/sqlname"
 	"github.com/watermill-once/watermill-once/ordering"
 	"github.com/watermill-once/watermill-once/outbox"
 )
@@ -26,8 +25,8 @@ type SweeperConfig struct {
 	// entities that are surely dead by then, and with Config.MaxAge. Defaults to 0: for ever.
 	VersionsAge time.Duration
 
-	// EffectsAge is how long an effect that is done is kept: its outcome, and with it the knowledge that the call was made. A caller who
-	// comes after that makes it again. Effects in any other state are never swept. Defaults to 0: for ever.
+	// EffectsAge is how long an effect is kept that is done, or has failed for good: its outcome, and with it the knowledge that the
+	// call was made. A caller who comes after that makes it again. Effects in any other state are never swept. Defaults to 0: for ever.
 	EffectsAge time.Duration
 
 	// SentAge is how long a sent message stays in an outbox whose relay has KeepSent. Defaults to 0: for ever.
@@ -38,13 +37,12 @@ type SweeperConfig struct {
 	// which may be shorter.
 	BrokerRetention time.Duration
 
-	// Claims, Versions, EffectsTables and Outboxes tell whose tables are swept, where there are several or other than the default
-	// ones. Without an age beside it each has no effect. EffectsTables are names as dedupe.Config.Table.
-	// Each defaults to the one of the default name.
-	Claims        []dedupe.Config
-	Versions      []ordering.Config
-	EffectsTables []string
-	Outboxes      []*outbox.Publisher
+	// Claims, Versions, Effects and Outboxes tell whose tables are swept, where there are several or other than the default
+	// ones. Without an age beside it each has no effect. Each defaults to the one of the default name.
+	Claims   []dedupe.Config
+	Versions []ordering.Config
+	Effects  []dedupe.EffectsConfig
+	Outboxes []*outbox.Publisher
 
 	// BatchSize is how many rows a transaction deletes at most. It bounds how long their locks are held, and what a batch writes to the
 	// log. Defaults to 200.
@@ -72,8 +70,8 @@ func (c *SweeperConfig) setDefaults() {
 	if c.Versions == nil {
 		c.Versions = []ordering.Config{{}}
 	}
-	if c.EffectsTables == nil {
-		c.EffectsTables = []string{"watermill_effects"}
+	if c.Effects == nil {
+		c.Effects = []dedupe.EffectsConfig{{}}
 	}
 	c.BatchSize = cmp.Or(c.BatchSize, 200)
 	c.Pause = cmp.Or(c.Pause, 20*time.Millisecond)
@@ -120,9 +118,9 @@ func (c SweeperConfig) Validate() error {
 			fault("Versions: %w", err)
 		}
 	}
-	for _, name := range c.EffectsTables {
-		if _, err := sqlname.Table(name); err != nil {
-			fault("EffectsTables: %w", err)
+	for _, config := range c.Effects {
+		if err := config.Validate(); err != nil {
+			fault("Effects: %w", err)
 		}
 	}
 	if slices.Contains(c.Outboxes, nil) {
@@ -161,9 +159,8 @@ func (c SweeperConfig) sweepables() []sweepable {
 	for _, config := range c.Versions {
 		add(config.QuotedTable(), "updated_at", c.VersionsAge)
 	}
-	for _, name := range c.EffectsTables {
-		table, _ := sqlname.Table(name) // Validate has seen it
-		add(table, "case when state = 'done' then updated_at end", c.EffectsAge)
+	for _, config := range c.Effects {
+		add(config.QuotedTable(), "case when state in ('done', 'failed') then ended_at end", c.EffectsAge)
 	}
 	if c.Outboxes == nil {
 		add(outbox.Config{}.Table(), "sent_at", c.SentAge)

@@ -129,7 +129,7 @@ func TestSweeperFaults(t *testing.T) {
 		"BrokerRetention is negative":       {BrokerRetention: -1},
 		"Claims: dedupe: Table":             {Claims: []dedupe.Config{{Table: "a.b.c"}}},
 		"Versions: ordering: Table":         {Versions: []ordering.Config{{Table: "a.b.c"}}},
-		"EffectsTables":                     {EffectsTables: []string{"a.b.c"}},
+		"Effects: dedupe: Table":            {Effects: []dedupe.EffectsConfig{{Table: "a.b.c"}}},
 		"Outboxes: one of them is nil":      {Outboxes: []*outbox.Publisher{nil}},
 		"BatchSize is negative":             {BatchSize: -1},
 		"Pause is negative":                 {Pause: -1},
