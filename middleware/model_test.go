@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
@@ -189,8 +190,10 @@ func (c *checked) deliver(e event, w way) {
 }
 
 func (c *checked) forget(id string) {
-	c.exec(`delete from watermill_processed_events where consumer = $1 and event_id = $2`, c.consumer, id)
-	c.exec(`update watermill_entity_versions set event_id = null where consumer = $1 and event_id = $2`, c.consumer, id)
+	require.NoError(c.r, pgx.BeginFunc(context.Background(), c.pool, func(tx pgx.Tx) error {
+		_, err := once.Config{Ordering: byMetadata}.Forget(context.Background(), tx, c.consumer, id)
+		return err
+	}))
 }
 
 func (c *checked) exec(query string, args ...any) {
