@@ -106,7 +106,7 @@ func TestConnectionCutInTheOutcome(t *testing.T) {
 func TestDatabaseAwayAfterTheCall(t *testing.T) {
 	t.Parallel()
 	j := newJournal(t, dedupe.EffectsConfig{OnUnknown: dedupe.Refuse})
-	const lease = time.Second
+	const lease = 3 * time.Second
 	proxy, e := j.behindProxy(dedupe.EffectsConfig{Lease: lease})
 	_, err := dedupe.Do(t.Context(), e, "k", nil, func(context.Context, string) (receipt, error) {
 		proxy.Down(true)

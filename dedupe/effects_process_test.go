@@ -22,7 +22,7 @@ import (
 )
 
 // processLease is that of the process that is to die or to stop.
-const processLease = 2 * time.Second
+const processLease = 4 * time.Second
 
 // TestEffectsChild is that process, when another test has started it. Its call tells when it has begun, charges when it is told to,
 // and returns when it is told to.

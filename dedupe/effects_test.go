@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"strings"
 	"sync"
@@ -91,7 +92,7 @@ func TestDoAfterAnError(t *testing.T) {
 
 func TestLeaseOutlivesACallLongerThanIt(t *testing.T) {
 	t.Parallel()
-	config := dedupe.EffectsConfig{Lease: time.Second, Wait: -1}
+	config := dedupe.EffectsConfig{Lease: 3 * time.Second, Wait: -1}
 	j := newJournal(t, config)
 	calls := 0
 	_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(ctx context.Context, key string) (receipt, error) {
@@ -362,28 +363,45 @@ func TestLeaseLostToAnother(t *testing.T) {
 		"value": nil, "error": errors.New("x"), "final": dedupe.Final(errors.New("x")), "not done": dedupe.NotDone(errors.New("x")),
 	} {
 		for _, wait := range []bool{true, false} { // for the renewal that finds out, or storing does
-			j := newJournal(t, dedupe.EffectsConfig{Lease: 300 * time.Millisecond})
-			_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(ctx context.Context, _ string) (receipt, error) {
-				j.expire("k")
-				calls := 0
-				_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, charge(&calls, "new"))
-				require.NoError(t, err)
-				require.Equal(t, 1, calls)
-				if wait {
-					<-ctx.Done()
-					require.ErrorIs(t, context.Cause(ctx), dedupe.ErrLeaseLost)
+			t.Run(fmt.Sprint(name, wait), func(t *testing.T) {
+				t.Parallel()
+				j := newJournal(t, dedupe.EffectsConfig{Lease: 3 * time.Second})
+				_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(ctx context.Context, _ string) (receipt, error) {
+					j.expire("k")
+					calls := 0
+					_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, charge(&calls, "new"))
+					require.NoError(t, err)
+					require.Equal(t, 1, calls)
+					if wait {
+						<-ctx.Done()
+						require.ErrorIs(t, context.Cause(ctx), dedupe.ErrLeaseLost)
+					}
+					return receipt{"old", 1}, returned
+				})
+				require.ErrorIs(t, err, dedupe.ErrLeaseLost)
+				if name == "error" {
+					require.ErrorIs(t, err, returned)
 				}
-				return receipt{"old", 1}, returned
+				got, err := dedupe.Do(t.Context(), j.Effects, "k", nil, fail(errors.New("called")))
+				require.NoError(t, err)
+				require.Equal(t, "new", got.ID)
 			})
-			require.ErrorIs(t, err, dedupe.ErrLeaseLost, name)
-			if name == "error" {
-				require.ErrorIs(t, err, returned)
-			}
-			got, err := dedupe.Do(t.Context(), j.Effects, "k", nil, fail(errors.New("called")))
-			require.NoError(t, err, name)
-			require.Equal(t, "new", got.ID, name)
 		}
 	}
+}
+
+// The caller is gone, and the call has not noticed: nobody else must begin meanwhile.
+func TestLeaseIsRenewedThoughTheCallerIsGone(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{Lease: 12 * time.Second})
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := dedupe.Do(ctx, j.Effects, "k", nil, func(context.Context, string) (receipt, error) {
+		cancel()
+		j.waitForRenewal("k")
+		return receipt{"r", 1}, nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, "done", j.state("k"))
 }
 
 // A lease that is over and was not taken is still the owner's.
@@ -438,7 +456,7 @@ func TestDoInEveryExecMode(t *testing.T) {
 		pool, err := pgxpool.NewWithConfig(t.Context(), config)
 		require.NoError(t, err)
 		t.Cleanup(pool.Close)
-		e := openEffects(t, pool, dedupe.EffectsConfig{Consumer: t.Name(), Lease: 2 * time.Second})
+		e := openEffects(t, pool, dedupe.EffectsConfig{Consumer: t.Name(), Lease: 3 * time.Second})
 		for _, err := range []error{errors.New(`it's a "\ $1`), dedupe.NotDone(errors.New("x")), nil, errors.New("called")} {
 			got, doErr := dedupe.Do(t.Context(), e, `it's a "\ $1`, bytes.Repeat([]byte{0, 255}, 3), func(ctx context.Context, key string) (string, error) {
 				first := j.leaseEnd(key, t.Name())

@@ -233,7 +233,7 @@ func TestLeasedPanic(t *testing.T) {
 func TestLeasedInFlight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "pgx")
-	effects := dedupe.EffectsConfig{Wait: -1, Lease: time.Second}
+	effects := dedupe.EffectsConfig{Wait: -1, Lease: 3 * time.Second}
 	runs := 0
 	h := w.lease(once.LeasedConfig{Effects: effects}, func(msg *message.Message) ([]*message.Message, error) {
 		runs++
@@ -258,7 +258,7 @@ func TestLeasedLosesItsLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "pgx")
 	publisher := newPublisher(t)
-	config := once.LeasedConfig{Outbox: publisher, Effects: dedupe.EffectsConfig{Lease: 300 * time.Millisecond}}
+	config := once.LeasedConfig{Outbox: publisher, Effects: dedupe.EffectsConfig{Lease: 3 * time.Second}}
 	produce := func(msg *message.Message, uuid string) {
 		require.NoError(t, publisher.PublishContext(msg.Context(), "receipts", newMessage(uuid)))
 	}
@@ -449,7 +449,7 @@ func TestLeasedThroughPgBouncer(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(pool.Close)
 		publisher := newPublisher(t)
-		mw, err := once.Leased(pool, once.LeasedConfig{Consumer: mode, Effects: dedupe.EffectsConfig{Lease: time.Second}})
+		mw, err := once.Leased(pool, once.LeasedConfig{Consumer: mode, Effects: dedupe.EffectsConfig{Lease: 3 * time.Second}})
 		require.NoError(t, err)
 		runs := 0
 		h := mw(func(msg *message.Message) ([]*message.Message, error) {
