@@ -16,6 +16,9 @@ func RefillSQL(topic string) string {
 	return newRelaySQL(tableOf(topic), nil, RelayConfig{Shards: 16}).refill
 }
 
+// RefusesTransactions tells whether an error is that of a pooler in statement mode.
+var RefusesTransactions = refusesTransactions
+
 // RemoveSQL is the relay's delete.
 func RemoveSQL(topic string) string { return removeSQL(tableOf(topic)) }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -126,11 +127,11 @@ func lastWords(ctx context.Context) (context.Context, context.CancelFunc) {
 
 const lastWordsTime = 5 * time.Second
 
-// ErrPooled is returned by Run where its connections do not stay with one backend of the server, as behind PgBouncer in
-// transaction mode. The relay's locks would be the backend's, which serves others too: give it a pool that connects
-// directly, or in session mode.
-var ErrPooled = errors.New("outbox: relay needs sessions of its own: the connection goes through a pooler in transaction mode, " +
-	"where locks and LISTEN do not hold; connect directly or in session mode")
+// ErrPooled is matched by the error of Run where its connections do not stay with one backend of the server, as behind
+// PgBouncer in transaction or statement mode. The relay's locks would be the backend's, which serves others too: give it
+// a pool that connects directly, or in session mode.
+var ErrPooled = errors.New("outbox: relay needs sessions of its own: the connection goes through a pooler in transaction or " +
+	"statement mode, where locks and LISTEN do not hold; connect directly or in session mode")
 
 // requireOwnBackend looks whether the session's backend changes, and whether another connection can get it in between.
 func (s *session) requireOwnBackend(ctx context.Context, pool *pgxpool.Pool) error {
@@ -149,6 +150,9 @@ func (s *session) requireOwnBackend(ctx context.Context, pool *pgxpool.Pool) err
 	defer other.Release()
 	for round := range 8 {
 		if err := s.competeForBackend(ctx, other.Conn()); err != nil {
+			if refusesTransactions(ctx, pool, err) {
+				return fmt.Errorf("%w: %w", ErrPooled, err)
+			}
 			return err
 		}
 		// A pooler that gives its backends out in turn must not come round to the same ones each time.
@@ -179,6 +183,33 @@ func (s *session) competeForBackend(ctx context.Context, other *pgx.Conn) (err e
 		return ErrPooled
 	}
 	return s.requireSameBackend(ctx)
+}
+
+// refusesTransactions tells whether a pooler is in statement mode, which ends a connection that begins a transaction. It
+// says so by the SQLSTATE that PgBouncer has for nearly all that it refuses, so it must refuse this one thing, again and
+// again, on connections that have just been served a statement.
+func refusesTransactions(ctx context.Context, pool *pgxpool.Pool, err error) bool {
+	for range 2 {
+		if !violatesProtocol(err) {
+			return false
+		}
+		conn, opened := pool.Acquire(ctx)
+		if opened != nil {
+			return false
+		}
+		_, served := backendOf(ctx, conn.Conn())
+		_, err = conn.Exec(ctx, "begin", pgx.QueryExecModeSimpleProtocol)
+		conn.Release() // the pool closes it where a transaction is open
+		if served != nil {
+			return false
+		}
+	}
+	return violatesProtocol(err)
+}
+
+func violatesProtocol(err error) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && refused.Code == "08P01"
 }
 
 func (s *session) requireSameBackend(ctx context.Context) error {

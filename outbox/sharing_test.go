@@ -30,27 +30,6 @@ func runRelay(t *testing.T, pool *pgxpool.Pool, b message.Publisher, config outb
 	return err
 }
 
-// In whatever mode the pool works.
-func TestARelayRefusesAPoolerInTransactionMode(t *testing.T) {
-	t.Parallel()
-	address := newDatabase(t)
-	through := pgtest.Bouncer(t, address)
-	publish(t, pgtest.PoolOn(t, address), numbered(3, 3)...)
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
-		config, err := pgxpool.ParseConfig(through)
-		require.NoError(t, err)
-		config.ConnConfig.DefaultQueryExecMode = mode
-		pool, err := pgxpool.NewWithConfig(t.Context(), config)
-		require.NoError(t, err)
-		b := newBroker()
-		require.ErrorIs(t, runRelay(t, pool, b, outbox.RelayConfig{}), outbox.ErrPooled)
-		require.Empty(t, b.all())
-		pool.Close()
-	}
-}
-
 func TestRelaysMustAgreeOnTheNumberOfShards(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

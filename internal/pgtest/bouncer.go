@@ -21,8 +21,8 @@ import (
 	"github.com/watermill-once/watermill-once/internal/child"
 )
 
-// bouncerConfig makes it likely that a client meets another backend at each of its transactions, as it does in a busy
-// installation.
+// bouncerConfig makes it likely that a client meets another backend at each of its transactions, where the mode lets it, as it
+// does in a busy installation.
 const bouncerConfig = `
 [databases]
 * = host='%s' port=%d user='%s' password='%s'
@@ -32,7 +32,7 @@ listen_port = %d
 unix_socket_dir =
 auth_type = md5
 auth_file = users
-pool_mode = transaction
+pool_mode = %s
 default_pool_size = 10
 server_round_robin = 1
 max_client_conn = 500
@@ -42,6 +42,12 @@ ignore_startup_parameters = extra_float_digits
 // Bouncer starts PgBouncer in transaction mode in front of the server of address, for this test, and gives the URL of the same
 // database through it. PGBOUNCER names the program where it is not on PATH.
 func Bouncer(t testing.TB, address string) string {
+	t.Helper()
+	return BouncerIn(t, "transaction", address)
+}
+
+// BouncerIn is Bouncer in another of its modes: session or statement.
+func BouncerIn(t testing.TB, mode, address string) string {
 	t.Helper()
 	program := bouncerProgram(t)
 	config, err := pgx.ParseConfig(address)
@@ -57,7 +63,7 @@ func Bouncer(t testing.TB, address string) string {
 	port, err := child.FreePort()
 	require.NoError(t, err)
 	quote := func(s string) string { return strings.ReplaceAll(s, "'", "''") }
-	ini := fmt.Sprintf(bouncerConfig, config.Host, config.Port, quote(config.User), quote(config.Password), port)
+	ini := fmt.Sprintf(bouncerConfig, config.Host, config.Port, quote(config.User), quote(config.Password), port, mode)
 	require.NoError(t, account.WriteFile(filepath.Join(dir, "ini"), ini))
 	double := func(s string) string { return `"` + strings.ReplaceAll(s, `"`, `""`) + `"` }
 	users := double(config.User) + " " + double(config.Password) + "\n"
