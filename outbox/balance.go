@@ -88,5 +88,8 @@ func (d *delivery) busyShards() map[int]bool {
 	for _, n := range d.notes {
 		busy[n.row.shard] = true
 	}
+	for _, n := range d.passed.notes {
+		busy[n.row.shard] = true
+	}
 	return busy
 }

@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -32,6 +33,7 @@ type delivery struct {
 	taken    []*pending // by the broker, and still in the table
 	settling []*pending // those that the trip under way deletes
 	notes    []note
+	passed   passed
 
 	accepted uint64    // messages that the broker has taken
 	inARow   int       // failures since it last took one
@@ -59,6 +61,7 @@ func newDelivery(running, work context.Context, r *Relay, wake <-chan struct{}) 
 		lanes:    newLanes(),
 		floor:    newFloor(),
 		troubles: newTroubles(),
+		passed:   newPassed(),
 	}
 	d.batches, _ = r.broker.(BatchPublisher)
 	return d
@@ -75,8 +78,8 @@ func (d *delivery) begin() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lanes.drop(every)
-	d.taken = append(d.taken, d.settling...)
-	d.settling = nil
+	d.taken = slices.Concat(d.passed.rows, d.settling, d.taken)
+	d.settling, d.passed = nil, newPassed()
 	d.floor.reset()
 	d.doubtOffsets()
 	d.troubles, d.unparked = newTroubles(), 0
@@ -248,7 +251,7 @@ func (e *errand) run(ctx context.Context, s *session) {
 func (d *delivery) plan(now time.Time) (e *errand, wait time.Duration, done bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closing && d.lanes.sending == 0 && len(d.taken) == 0 && len(d.notes) == 0 {
+	if d.closing && d.lanes.sending == 0 && len(d.taken) == 0 && len(d.notes) == 0 && !d.passed.any() {
 		return nil, 0, true
 	}
 	d.start(now)
@@ -262,6 +265,9 @@ func (d *delivery) plan(now time.Time) (e *errand, wait time.Duration, done bool
 		wait = min(wait, d.nextBalance.Sub(now))
 		d.recover()
 		d.unclog(now, &wait)
+	}
+	if d.passed.any() {
+		wait = min(wait, d.passed.until.Sub(now))
 	}
 	wanted := wait <= 0
 
@@ -299,7 +305,7 @@ func (d *delivery) plan(now time.Time) (e *errand, wait time.Duration, done bool
 	if t.fetch {
 		d.asked = false
 	}
-	d.load(t)
+	d.load(t, now)
 	return &errand{trip: t}, 0, false
 }
 
@@ -320,19 +326,14 @@ func (d *delivery) mayFetch() bool {
 }
 
 // load puts on a trip what there is to tell and to ask.
-func (d *delivery) load(t *trip) {
+func (d *delivery) load(t *trip, now time.Time) {
 	t.sent, d.taken = d.taken, nil
-	d.settling = t.sent
 	t.notes, d.notes = d.notes, nil
+	d.retryPassed(t, now)
+	d.settling = t.sent
 	for _, row := range t.sent {
 		if trouble := d.troubles.byOffset[row.offset]; trouble != nil {
 			d.forget(trouble)
-		}
-	}
-	for _, n := range t.notes {
-		if trouble := d.troubles.byOffset[n.row.offset]; trouble != nil && n.parked && d.relay.config.PassParked {
-			d.troubles.release(trouble)
-			d.floor.back(n.row.offset)
 		}
 	}
 	if !t.fetch {
@@ -377,21 +378,25 @@ func (d *delivery) finish(e *errand, now time.Time) error {
 	}
 	t := e.trip
 	d.lease = lease{t.began}
+	d.settling = nil
+	d.finishPassed(t, now)
 	for _, row := range t.sent {
 		if d.lanes.known[row.offset] == row {
 			delete(d.lanes.known, row.offset)
 		}
 	}
-	d.settling = nil
 	if t.fetch {
 		d.finishFetch(t, now)
 	}
 	d.finishRefills(t)
 	// What follows lowers the floor, and lets keys go on whose rows this page may lack.
 	d.finishDue(t)
+	d.finishNotes(t)
 	for _, row := range t.sent {
-		if row.old {
-			d.floor.back(row.offset - 1) // the offset may have become another message's
+		// The offset may have become another message's, or the table has kept back what is behind it.
+		if row.old || row.passed {
+			d.floor.back(row.offset - 1)
+			d.asked = true
 		}
 	}
 	d.start(now)

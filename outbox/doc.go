@@ -37,7 +37,13 @@
 // all, nothing is parked but, in time, a message that no other waits beside. Of a topic that has refused many messages in a row, new ones are tried one at a time, ten in a
 // second at most, until it takes one; other topics do not wait for it.
 //
-// A relay needs sessions of its own. Behind PgBouncer in transaction mode it refuses to work; publishers do not mind.
+// A row that somebody else has locked, by "select .. for update" or an update that is not committed, holds up nothing: the
+// relay sends it, and removes it when the lock is gone. Its key goes on meanwhile. A relay that ends or dies before that
+// leaves the row to be sent again, behind newer messages of its key that were removed. Those that wait to be removed count
+// towards RelayConfig.BatchSize: the relay waits while that many are locked. A lock on the whole table is waited for.
+//
+// A relay needs sessions of its own. Behind PgBouncer in transaction or statement mode it refuses to work; publishers do
+// not mind.
 //
 // # The table
 //

@@ -19,8 +19,10 @@ func RefillSQL(topic string) string {
 // RefusesTransactions tells whether an error is that of a pooler in statement mode.
 var RefusesTransactions = refusesTransactions
 
-// RemoveSQL is the relay's delete.
-func RemoveSQL(topic string) string { return removeSQL(tableOf(topic)) }
+// RemoveSQL is the relay's delete, and the one that passes over what is locked.
+func RemoveSQL(topic string) [2]string {
+	return newRelaySQL(tableOf(topic), nil, RelayConfig{Shards: 16}).settle
+}
 
 // Settings are those of the relay's session.
 const Settings = settings

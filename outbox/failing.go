@@ -12,6 +12,7 @@ import (
 // gone.
 func (d *delivery) failed(row *pending, fault error, now time.Time) {
 	delete(d.lanes.known, row.offset)
+	delete(d.passed.notes, row.offset)
 	if _, held := d.shards[row.shard]; !held {
 		return // the session was lost meanwhile, and the shard is another relay's
 	}
@@ -60,6 +61,17 @@ func (d *delivery) alone() bool {
 func (d *delivery) park(t *trouble) {
 	t.parked = true
 	d.unparked--
+}
+
+// finishNotes lets keys go on behind messages that the table says are parked.
+func (d *delivery) finishNotes(t *trip) {
+	for _, n := range t.notes {
+		if trouble := d.troubles.byOffset[n.row.offset]; trouble != nil && n.parked && d.relay.config.PassParked {
+			d.troubles.release(trouble)
+			d.floor.back(n.row.offset)
+			d.asked = true
+		}
+	}
 }
 
 // forget is for a message that is gone: what waited behind it is below the floor.
@@ -151,7 +163,7 @@ func (d *delivery) reconcile(found *trouble, noted map[int64]bool, now time.Time
 	t := d.troubles.byOffset[found.offset]
 	switch {
 	case t == nil:
-		if _, known := d.lanes.known[found.offset]; known && found.parked {
+		if row := d.lanes.known[found.offset]; row != nil && (found.parked || row.passed) {
 			return
 		}
 		if !found.parked {
@@ -186,9 +198,12 @@ func (d *delivery) missing(e *errand, noted map[int64]bool) {
 
 // noted are the messages of which the table does not know yet what has become.
 func (d *delivery) noted() map[int64]bool {
-	noted := make(map[int64]bool, len(d.notes))
+	noted := make(map[int64]bool, len(d.notes)+len(d.passed.notes))
 	for _, n := range d.notes {
 		noted[n.row.offset] = true
+	}
+	for offset := range d.passed.notes {
+		noted[offset] = true
 	}
 	return noted
 }
@@ -196,6 +211,7 @@ func (d *delivery) noted() map[int64]bool {
 // took notes that the broker has a message.
 func (d *delivery) took(row *pending, now time.Time) {
 	d.accepted++
+	delete(d.passed.notes, row.offset)
 	d.trust(row.topic, now)
 	if len(d.taken) == 0 {
 		d.nextFlush = now.Add(flushInterval)

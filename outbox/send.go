@@ -57,7 +57,7 @@ func (d *delivery) retries() int {
 // room is how many messages may be given to the broker. Those that it has, or has taken and that are not yet deleted,
 // are never more than BatchSize, for they are what a crash would repeat.
 func (d *delivery) room() int {
-	return d.relay.config.BatchSize - d.lanes.sending - len(d.taken) - len(d.settling)
+	return d.relay.config.BatchSize - d.lanes.sending - len(d.taken) - len(d.settling) - len(d.passed.rows)
 }
 
 func (d *delivery) work() {

@@ -24,6 +24,8 @@ type session struct {
 	table string
 	locks shardLocks
 	sql   relaySQL
+
+	passUntil time.Time // rows that are locked are passed over
 }
 
 // openSession takes a connection out of the pool, made with all the pool's hooks.

@@ -27,11 +27,14 @@ type trip struct {
 	rests    []int64   // the rows of cutKeys from here on are not asked for
 	due      []int64   // troubled rows whose time has come
 	refills  []*refill // lanes to go on with
+	pass     bool      // some of sent and notes were locked the last time
 
-	began time.Time
-	page  page
-	rows  []*pending
-	again []*pending // those of due that are still there
+	began     time.Time
+	unsettled map[int64]bool // of sent, those locked by others
+	unnoted   map[int64]bool // of notes
+	page      page
+	rows      []*pending
+	again     []*pending // those of due that are still there
 }
 
 // pending is a row that waits to be sent.
@@ -46,6 +49,7 @@ type pending struct {
 	trouble  *trouble // that it had before, if any
 	began    uint64   // how many messages the broker had taken when it was given this one
 	old      bool     // it was read in an earlier session, or before the offsets began anew
+	passed   bool     // others had it locked when it was to be removed
 	probe    bool     // it tells whether its topic still fails
 }
 
@@ -68,9 +72,10 @@ type note struct {
 
 // relaySQL are the statements of a relay, for its table and its number of shards.
 type relaySQL struct {
+	touch     string
 	drawn     string
-	note      string
-	settle    string
+	note      [2]string       // waiting for rows that are locked, or passing over them
+	settle    [2]string       // likewise
 	fetch     [2][2][2]string // all shards or some; without or with keys that must wait; without or with lanes cut
 	refill    string
 	due       string
@@ -80,16 +85,17 @@ type relaySQL struct {
 
 func newRelaySQL(table string, sequence *string, config RelayConfig) relaySQL {
 	q := relaySQL{
+		touch:     "select from " + table + " limit 0",
 		drawn:     drawnSQL(sequence),
-		note:      noteSQL(table),
-		settle:    removeSQL(table),
+		note:      [2]string{noteSQL(table, noted), passing(table, noted, "no key update", noteSQL)},
+		settle:    [2]string{removeSQL(table, taken), passing(table, taken, "update", removeSQL)},
 		refill:    refillSQL(table, config.Shards, config.PassParked),
 		due:       dueSQL(table, config.Shards),
 		troubles:  troublesSQL(table, config.Shards),
 		snapshots: "select pg_current_snapshot()::text, pg_backend_pid()",
 	}
 	if config.KeepSent {
-		q.settle = keepSQL(table)
+		q.settle = [2]string{keepSQL(table, taken), passing(table, taken, "no key update", keepSQL)}
 	}
 	for some := range 2 {
 		for waiting := range 2 {
@@ -116,37 +122,43 @@ from (
 ) as drawn`
 }
 
+// What a trip tells is given as arrays.
+const (
+	noted = `unnest($1::bigint[], $2::text[], $3::integer[], $4::text[], $5::bigint[], $6::boolean[])
+    as given ("offset", uuid, attempts, fault, wait, parked)`
+	taken = `unnest($1::bigint[], $2::text[]) as given ("offset", uuid)`
+)
+
 // noteSQL writes down failures. A parked row has next_attempt_at = infinity, so that one index finds all rows that have
 // had trouble.
-func noteSQL(table string) string {
+func noteSQL(table, given string) string {
 	return `update ` + table + ` as row
-set attempts = note.attempts,
-    last_error = note.fault,
-    next_attempt_at = case when note.parked then 'infinity' else clock_timestamp() + note.wait * interval '1 microsecond' end,
-    parked_at = case when note.parked then clock_timestamp() end
-from unnest($1::bigint[], $2::text[], $3::integer[], $4::text[], $5::bigint[], $6::boolean[])
-    as note ("offset", uuid, attempts, fault, wait, parked)
-where row."offset" = note."offset"
-  and row.uuid = note.uuid
+set attempts = given.attempts,
+    last_error = given.fault,
+    next_attempt_at = case when given.parked then 'infinity' else clock_timestamp() + given.wait * interval '1 microsecond' end,
+    parked_at = case when given.parked then clock_timestamp() end
+from ` + given + `
+where row."offset" = given."offset"
+  and row.uuid = given.uuid
   and row.sent_at is null`
 }
 
 // removeSQL deletes what the broker has taken. An offset alone does not name a message for ever: a standby that was
 // behind when it took over gives the offsets that it has not seen to other messages.
-func removeSQL(table string) string {
+func removeSQL(table, given string) string {
 	return `delete from ` + table + ` as row
-using unnest($1::bigint[], $2::text[]) as taken ("offset", uuid)
-where row."offset" = taken."offset"
-  and row.uuid = taken.uuid`
+using ` + given + `
+where row."offset" = given."offset"
+  and row.uuid = given.uuid`
 }
 
-func keepSQL(table string) string {
+func keepSQL(table, given string) string {
 	return `update ` + table + ` as row
 set sent_at = clock_timestamp(),
     next_attempt_at = null
-from unnest($1::bigint[], $2::text[]) as taken ("offset", uuid)
-where row."offset" = taken."offset"
-  and row.uuid = taken.uuid`
+from ` + given + `
+where row."offset" = given."offset"
+  and row.uuid = given.uuid`
 }
 
 // fetchSQL reads what is visible, in the order of the primary key, which it follows without a sort. Rows of one key
@@ -232,13 +244,16 @@ where "offset" = any ($1::bigint[])
 order by "offset"`
 }
 
-// do makes the trip.
-func (s *session) do(ctx context.Context, t *trip) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	t.began = time.Now()
+// send sends a trip and takes in what comes back. It waits for rows that are locked, for a moment, or passes over them.
+func (s *session) send(ctx context.Context, t *trip, pass bool) error {
 	var b pgx.Batch
+	if !pass && (len(t.notes) > 0 || len(t.sent) > 0) {
+		b.Queue("select set_config('lock_timeout', $1, true)", lockPatience)
+	}
 	if t.fetch {
+		// The table is locked before the sequence, as a truncate locks them. Nothing may give the transaction an id before
+		// the sequence is read.
+		b.Queue(s.sql.touch)
 		b.Queue(s.sql.drawn, t.floor).QueryRow(func(row pgx.Row) error {
 			var xid *string
 			err := row.Scan(&t.page.mark.offset, &xid, &t.page.file)
@@ -248,15 +263,19 @@ func (s *session) do(ctx context.Context, t *trip) error {
 			return err
 		})
 	}
+	way := 0
+	if pass {
+		way = 1
+	}
 	if len(t.notes) > 0 {
-		b.Queue(s.sql.note, noteArgs(t.notes)...)
+		b.Queue(s.sql.note[way], noteArgs(t.notes)...).Query(offsetsInto(&t.unnoted))
 	}
 	if len(t.sent) > 0 {
 		offsets, uuids := make([]int64, len(t.sent)), make([]string, len(t.sent))
 		for i, row := range t.sent {
 			offsets[i], uuids[i] = row.offset, row.uuid
 		}
-		b.Queue(s.sql.settle, offsets, uuids)
+		b.Queue(s.sql.settle[way], offsets, uuids).Query(offsetsInto(&t.unsettled))
 	}
 	if t.fetch {
 		b.Queue(s.sql.snapshots).QueryRow(s.snapshotInto(&t.page.before))
