@@ -34,8 +34,9 @@
 // A message that the broker refuses holds up its key, and no other. It is tried again after 100 ms, then after twice as
 // long each time, up to 30 s. After RelayConfig.MaxAttempts it is parked: see Config.ListParked, CountParked, RetryParked
 // and DiscardParked, which work from any program. What cannot be read is parked at once. While the broker takes nothing at
-// all, nothing is parked but, in time, a message that no other waits beside. Of a topic that has refused many messages in a row, new ones are tried one at a time, ten in a
-// second at most, until it takes one; other topics do not wait for it.
+// all, nothing is parked, but for a message that has failed for MaxAttempts hours while no other key had anything to send.
+// Of a topic that has refused many messages in a row, new ones are tried one at a time, ten in a second at most, until it
+// takes one; other topics do not wait for it.
 //
 // A row that somebody else has locked, by "select .. for update" or an update that is not committed, holds up nothing: the
 // relay sends it, and removes it when the lock is gone. Its key goes on meanwhile. A relay that ends or dies before that

@@ -21,15 +21,16 @@ func (d *delivery) failed(row *pending, fault error, now time.Time) {
 	}
 	t := d.troubles.byOffset[row.offset]
 	if t == nil {
-		t = &trouble{offset: row.offset, uuid: row.uuid, key: row.key, shard: row.shard, taken: row.began}
+		t = &trouble{offset: row.offset, uuid: row.uuid, key: row.key, shard: row.shard, taken: row.began, weighed: now}
 		t.backoff.first = firstBackoff
 		d.unparked++
 		d.troubles.add(t, true)
 	}
 	// When the broker is down, no message is to blame.
-	t.counted = permanent(fault) || d.accepted > t.taken || d.alone()
+	t.counted = permanent(fault) || d.accepted > t.taken || d.alone() && now.Sub(t.weighed) >= lonePace
 	if t.counted {
 		t.attempts++
+		t.weighed = now
 	}
 	t.taken, t.busy, t.topic = d.accepted, false, row.topic
 	wait := t.backoff.next()
@@ -51,7 +52,12 @@ func (d *delivery) failed(row *pending, fault error, now time.Time) {
 	d.relay.logger.Error("Could not publish from outbox, the message's key waits", fault, fields)
 }
 
-// alone tells whether nothing but the message at hand waits to be sent, which then cannot be compared with any other.
+// lonePace is the least time between two failures that count of a message that is alone. It may be the broker that is down:
+// an outage of hours must not leave a key parked, which waits for a person then. But it may also be the message.
+const lonePace = time.Hour
+
+// alone tells whether nothing but the message at hand waits to be sent, which then cannot be compared with any other. Those
+// behind it in its key cannot be tried before it.
 func (d *delivery) alone() bool {
 	return d.lanes.waiting == 0 && d.lanes.sending == 0 && d.unparked <= 1 && !d.more &&
 		len(d.lanes.cut) == 0 && len(d.aside) == 0

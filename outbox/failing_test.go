@@ -277,19 +277,6 @@ func TestAnOutageParksNothing(t *testing.T) {
 	}
 }
 
-// A message that is alone counts its own failures: there is nothing to compare it with.
-func TestALoneMessageIsParked(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t)
-	b := newBroker()
-	b.refuse = refusing("0")
-	publish(t, pool, numbered(3, 1)...)
-	startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 3, BatchSize: 1, Concurrency: 1})
-	publish(t, pool, newMessage("", "alone"))
-	b.wait(t, 1)
-	eventually(t, "it is parked", func() bool { return slices.Equal(parkedPayloads(t, pool), []string{"0"}) })
-}
-
 // A topic that always fails, slowly and with many keys, holds up only its own keys.
 func TestAFailingTopicHoldsUpItsOwnKeysOnly(t *testing.T) {
 	t.Parallel()

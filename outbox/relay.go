@@ -41,9 +41,10 @@ type RelayConfig struct {
 
 	// MaxAttempts is how often a message is tried before it is parked: it stays in the table, with the error, until it
 	// is retried or discarded (Config.RetryParked, Config.DiscardParked). An attempt counts if the error says that it is
-	// permanent, by a method Permanent() bool; or if the broker has taken other messages since the last one; or if there
-	// are no others. So a broker that is down parks nothing. Attempts are 30 seconds apart at most.
-	// Defaults to 25: some ten minutes.
+	// permanent, by a method Permanent() bool; or if the broker has taken other messages since the last one. So a broker
+	// that is down parks nothing. Where no other key has anything to send, nobody can tell whether it is the broker or
+	// the message: one attempt an hour counts then. Attempts are 30 seconds apart at most.
+	// Defaults to 25: some ten minutes beside messages that are taken, and a day alone.
 	MaxAttempts int
 
 	// PassParked lets the messages behind a parked one go on. A parked message that is retried is then out of order.

@@ -22,6 +22,7 @@ type trouble struct {
 
 	attempts int // those that count
 	counted  bool
+	weighed  time.Time // when one counted last, or the relay has known of it since
 	parked   bool
 	until    time.Time // of the next attempt
 	backoff  backoff
@@ -155,7 +156,7 @@ func (s *session) readTroubles(ctx context.Context, shards []int) ([]*trouble, e
 			return nil, err
 		}
 		wait := time.Duration(min(max(left, 0), longestBackoff.Seconds()) * float64(time.Second))
-		t.until = now.Add(wait)
+		t.until, t.weighed = now.Add(wait), now
 		t.backoff.delay = wait // whoever had waited long goes on so
 		return t, nil
 	})
