@@ -26,8 +26,7 @@ const maxAside = 100_000
 // unclog looks whether memory is full though there are workers without work.
 func (d *delivery) unclog(now time.Time, wait *time.Duration) {
 	busy := d.lanes.sending - d.lanes.retrying
-	full := d.lanes.waiting > d.relay.config.BatchSize/2 && len(d.lanes.fresh) == 0 && busy < d.maxActive()
-	if !full {
+	if !d.full() || len(d.lanes.fresh) > 0 || busy >= d.maxActive() {
 		d.clogged = time.Time{}
 		return
 	}
@@ -40,18 +39,14 @@ func (d *delivery) unclog(now time.Time, wait *time.Duration) {
 	}
 	d.clogged = time.Time{}
 	*wait = min(*wait, clogPatience)
+	length := d.laneLength()
 	for _, lane := range d.lanes.byKey {
-		d.troubles.dropped(d.lanes.trim(lane, d.laneLength()), now)
+		d.troubles.dropped(d.lanes.trim(lane, length), now)
 	}
-	if d.lanes.waiting > d.relay.config.BatchSize/2 {
+	if d.full() {
 		d.setAside(now)
 	}
 	d.asked = true
-}
-
-// laneLength is what all lanes with the broker may have in memory when it is scarce.
-func (d *delivery) laneLength() int {
-	return max(1, d.relay.config.BatchSize/2/d.relay.config.Concurrency)
 }
 
 // setAside leaves to the table what is held back, but for some to try.
@@ -59,10 +54,11 @@ func (d *delivery) setAside(now time.Time) {
 	for name, held := range d.lanes.held {
 		// As the topic is given a message ten times a second, they last a while: the others are read again after that.
 		keep := max(1, d.relay.config.BatchSize/4/len(d.lanes.held))
+		bytes := memoryBytes / 4 / len(d.lanes.held)
 		lanes := slices.Clone(*held)
 		slices.SortFunc(lanes, func(a, b *lane) int { return cmp.Compare(a.queue[0].offset, b.queue[0].offset) })
 		for i, lane := range lanes {
-			if i < keep {
+			if bytes -= len(lane.queue[0].payload); i == 0 || i < keep && bytes >= 0 {
 				d.troubles.dropped(d.lanes.trim(lane, 1), now)
 			} else if len(d.aside) < maxAside {
 				d.putAside(lane.queue[0], d.topics[name])
@@ -156,7 +152,7 @@ func (d *delivery) refills() (all []*refill) {
 			break
 		}
 		if first := d.troubles.first(lane.key); d.short(lane) && (first == nil || first.offset > lane.rest) {
-			all = append(all, &refill{lane: lane, rest: lane.rest, limit: d.laneLength()})
+			all = append(all, &refill{lane: lane, rest: lane.rest, limit: d.laneLength(), bytes: laneBytes(d.relay.config)})
 		}
 	}
 	return all
@@ -169,7 +165,7 @@ func (d *delivery) finishRefills(t *trip) {
 		if r.lane != d.lanes.cut[r.lane.key] || r.lane.rest != r.rest || d.closing {
 			continue // it was given up meanwhile
 		}
-		whole := len(r.rows) < r.limit
+		whole := len(r.rows) < r.limit && !r.cut
 		for _, row := range r.rows {
 			if first := d.troubles.first(row.key); first != nil && row.offset >= first.offset {
 				whole = true // what is behind that one is read when it is gone

@@ -42,6 +42,8 @@ type delivery struct {
 	clogged  time.Time // since when memory is full of what cannot be sent
 
 	limit       int  // of a page
+	mean        int  // bytes of payload of the rows that came last
+	retryMean   int  // likewise, of those that were to be tried again
 	more        bool // the last page was full
 	asked       bool // somebody has said that there is something
 	pause       time.Duration
@@ -91,7 +93,7 @@ func (d *delivery) begin() {
 	d.shards = make(map[int]bool)
 	d.lease = lease{}
 	now := time.Now()
-	d.limit, d.more, d.asked, d.pause = min(firstPage, d.pageSize()), false, true, firstPause
+	d.limit, d.mean, d.more, d.asked, d.pause = min(firstPage, d.pageSize()), 0, false, true, firstPause
 	d.nextPoll, d.nextBalance, d.nextReload = now, now, now
 }
 
@@ -282,6 +284,7 @@ func (d *delivery) plan(now time.Time) (e *errand, wait time.Duration, done bool
 	wanted = wanted || len(d.notes) > 0
 	if !d.closing {
 		if t.due = d.dueNow(now, &wait); len(t.due) > 0 {
+			t.dueBytes = d.retryRoom()
 			wanted = true
 		}
 		if t.refills = d.refills(); len(t.refills) > 0 {
@@ -309,12 +312,11 @@ func (d *delivery) plan(now time.Time) (e *errand, wait time.Duration, done bool
 	return &errand{trip: t}, 0, false
 }
 
-func (d *delivery) pageSize() int { return max(1, d.relay.config.BatchSize/2) }
 func (d *delivery) settleAt() int { return max(1, d.relay.config.BatchSize/4) }
 
 // mayFetch tells whether there is room for a page.
 func (d *delivery) mayFetch() bool {
-	if d.lanes.waiting > d.relay.config.BatchSize/2 {
+	if d.full() {
 		return false
 	}
 	for _, leaving := range d.shards {
@@ -340,7 +342,8 @@ func (d *delivery) load(t *trip, now time.Time) {
 		return
 	}
 	t.floor = d.floor.high
-	t.limit = d.limit
+	t.bytes = min(pageBytes, memoryBytes-d.lanes.bytes)
+	t.limit = min(d.limit, fit(t.bytes, d.mean))
 	gone := make(map[int64]bool, len(t.sent))
 	for _, row := range t.sent {
 		gone[row.offset] = true
@@ -404,7 +407,7 @@ func (d *delivery) finish(e *errand, now time.Time) error {
 }
 
 func (d *delivery) finishFetch(t *trip, now time.Time) {
-	d.adjustLimit(t)
+	d.learnSize(t)
 	if d.floor.restarted(t.page.file) {
 		d.doubtOffsets()
 		d.asked = true
@@ -414,7 +417,7 @@ func (d *delivery) finishFetch(t *trip, now time.Time) {
 		d.asked = true
 		return
 	}
-	d.more = len(t.rows) == t.limit
+	d.more = t.full()
 	if d.closing {
 		return
 	}
@@ -432,25 +435,6 @@ func (d *delivery) finishFetch(t *trip, now time.Time) {
 	d.nextPoll = now.Add(d.pause)
 	d.pause = min(2*d.pause, d.relay.config.PollInterval)
 }
-
-// adjustLimit keeps pages small where messages are large. Nothing is known of them before they are read.
-func (d *delivery) adjustLimit(t *trip) {
-	size := 0
-	for _, row := range t.rows {
-		size += len(row.payload)
-	}
-	switch {
-	case size > pageBytes:
-		d.limit = max(1, t.limit/2)
-	case size < pageBytes/4 && len(t.rows) == t.limit:
-		d.limit = min(2*t.limit, d.pageSize())
-	}
-}
-
-const (
-	firstPage = 32
-	pageBytes = 8 << 20
-)
 
 // poke has the loop look.
 func (d *delivery) poke() {

@@ -99,7 +99,7 @@ func (d *delivery) removeTrouble(t *trouble) {
 // memory: those that wait for a broker that hangs would leave the others none.
 func (d *delivery) dueNow(now time.Time, wait *time.Duration) []int64 {
 	var offsets []int64
-	limit := max(1, d.pageSize()/4) - len(d.lanes.retry)
+	limit := min(max(1, d.pageSize()/4)-len(d.lanes.retry), d.retryFit())
 	some := limit - d.pageSize()/8 // the rest is for topics that do not always fail
 	due := &d.troubles.due
 	for len(*due) > 0 && len(offsets) < limit {
@@ -137,6 +137,9 @@ func (d *delivery) finishDue(t *trip) {
 	if len(t.due) == 0 {
 		return
 	}
+	if len(t.again) > 0 {
+		d.retryMean = meanSize(t.again)
+	}
 	for _, row := range t.again {
 		trouble := d.troubles.byOffset[row.offset]
 		if trouble == nil || trouble.uuid != row.uuid {
@@ -154,7 +157,11 @@ func (d *delivery) finishDue(t *trip) {
 		if trouble == nil || !trouble.busy {
 			continue
 		}
-		if row := d.lanes.known[offset]; row == nil || row.uuid != trouble.uuid {
+		switch row := d.lanes.known[offset]; {
+		case t.dueCut && offset > t.again[len(t.again)-1].offset:
+			trouble.busy = false
+			d.troubles.postpone(trouble, trouble.until)
+		case row == nil || row.uuid != trouble.uuid:
 			d.forget(trouble)
 		}
 	}

@@ -52,6 +52,7 @@ type lanes struct {
 	cut      map[string]*lane
 	known    map[int64]*pending // all that is in memory, up to its deletion
 	waiting  int                // messages in queues
+	bytes    int                // of their payloads
 	sending  int                // messages with the broker
 	retrying int                // those of them that have had trouble, or whose topic fails
 }
@@ -74,6 +75,7 @@ func (l *lanes) admit(row *pending) {
 	}
 	l.known[row.offset] = row
 	l.waiting++
+	l.bytes += len(row.payload)
 	place := len(ln.queue)
 	for place > 0 && ln.queue[place-1].offset > row.offset {
 		place--
@@ -141,6 +143,7 @@ func (l *lanes) take(ln *lane) *pending {
 	ln.queue = ln.queue[1:]
 	ln.busy = true
 	l.waiting--
+	l.bytes -= len(row.payload)
 	l.sending++
 	if row.trouble != nil || row.probe {
 		l.retrying++
@@ -229,6 +232,7 @@ func (l *lanes) truncate(ln *lane, keep int) (troubles []*trouble) {
 	dropped := ln.queue[keep:]
 	for _, row := range dropped {
 		delete(l.known, row.offset)
+		l.bytes -= len(row.payload)
 		if row.trouble != nil {
 			troubles = append(troubles, row.trouble)
 		}

@@ -40,7 +40,7 @@ func TestLanesKeepTheirOrder(t *testing.T) {
 			switch rapid.IntRange(0, 6).Draw(t, "step") {
 			case 0, 1:
 				offset += 10
-				row := &pending{offset: offset, key: key, topic: topic}
+				row := &pending{offset: offset, key: key, topic: topic, payload: make([]byte, rapid.IntRange(0, 3).Draw(t, "size"))}
 				if rapid.IntRange(0, 3).Draw(t, "late") == 0 {
 					row.offset -= rapid.Int64Range(0, 50).Draw(t, "by")*10 + 5
 				}
@@ -87,13 +87,14 @@ func TestLanesKeepTheirOrder(t *testing.T) {
 }
 
 func checkLanes(t *rapid.T, l *lanes, sending int) {
-	waiting, inHeaps := 0, len(l.fresh)+len(l.retry)
+	waiting, bytes, inHeaps := 0, 0, len(l.fresh)+len(l.retry)
 	for _, held := range l.held {
 		inHeaps += len(*held)
 	}
 	for key, ln := range l.byKey {
 		waiting += len(ln.queue)
 		for i, row := range ln.queue {
+			bytes += len(row.payload)
 			if i > 0 && row.offset <= ln.queue[i-1].offset || l.known[row.offset] != row {
 				t.Fatalf("lane %s has %d in a wrong place", key, row.offset)
 			}
@@ -108,6 +109,9 @@ func checkLanes(t *rapid.T, l *lanes, sending int) {
 		if ln.busy || len(ln.queue) == 0 || ln.in != l.heapOf(ln.queue[0]) || (*ln.in)[ln.index] != ln {
 			t.Fatalf("lane %s waits in the wrong place", key)
 		}
+	}
+	if bytes != l.bytes {
+		t.Fatalf("%d bytes, counted as %d", bytes, l.bytes)
 	}
 	if waiting != l.waiting || sending != l.sending || inHeaps != 0 {
 		t.Fatalf("%d waiting, counted as %d; %d sending, counted as %d; %d too many in heaps", waiting, l.waiting, sending, l.sending, inHeaps)

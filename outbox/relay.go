@@ -24,7 +24,7 @@ type RelayConfig struct {
 
 	// BatchSize is how many messages, at most, the broker has and the table too: that is how many may be sent again
 	// after a crash. Messages are read by half as many at a time, as are the batches for a BatchPublisher; about as many
-	// again wait in memory. Lower it where messages are large.
+	// again wait in memory. Where messages are large, fewer do: no more than have 64 MB of payload together.
 	// Defaults to 2,000.
 	BatchSize int
 

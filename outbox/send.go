@@ -116,6 +116,7 @@ func (d *delivery) freshTurn() bool {
 func (d *delivery) returned(rows []*pending, faults []error, now time.Time) {
 	for i, row := range rows {
 		lane := d.lanes.returned(row)
+		row.payload, row.metadata = nil, nil
 		if topic := d.topics[row.topic]; topic != nil && row.probe {
 			topic.probing = false
 		}
@@ -137,8 +138,7 @@ func (d *delivery) returned(rows []*pending, faults []error, now time.Time) {
 			short = short || d.short(lane)
 		}
 	}
-	half := d.relay.config.BatchSize / 2
-	if short || len(d.notes) > 0 || len(d.taken) <= len(rows) || len(d.taken) >= d.settleAt() || d.more && d.lanes.waiting <= half {
+	if short || len(d.notes) > 0 || len(d.taken) <= len(rows) || len(d.taken) >= d.settleAt() || d.more && !d.full() {
 		d.poke()
 	}
 }

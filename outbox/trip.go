@@ -20,12 +20,14 @@ type trip struct {
 	fetch    bool
 	floor    int64
 	limit    int
+	bytes    int     // of payload that may come
 	known    []int64 // rows above the floor that are not asked for
 	shards   []int   // nil: all
 	troubled bool    // there may be keys that must wait
 	cutKeys  []string
-	rests    []int64   // the rows of cutKeys from here on are not asked for
-	due      []int64   // troubled rows whose time has come
+	rests    []int64 // the rows of cutKeys from here on are not asked for
+	due      []int64 // troubled rows whose time has come
+	dueBytes int
 	refills  []*refill // lanes to go on with
 	pass     bool      // some of sent and notes were locked the last time
 
@@ -34,7 +36,9 @@ type trip struct {
 	unnoted   map[int64]bool // of notes
 	page      page
 	rows      []*pending
+	cut       bool       // there were more than the bytes allowed
 	again     []*pending // those of due that are still there
+	dueCut    bool       // likewise
 }
 
 // pending is a row that waits to be sent.
@@ -58,7 +62,9 @@ type refill struct {
 	lane  *lane
 	rest  int64
 	limit int
+	bytes int
 	rows  []*pending
+	cut   bool
 }
 
 // note is what is written down about a message that the broker did not take.
@@ -284,13 +290,13 @@ func (s *session) send(ctx context.Context, t *trip, pass bool) error {
 	// After the fetch: see finishRefills.
 	for _, r := range t.refills {
 		b.Queue(s.sql.refill, r.rest, r.lane.key, r.limit).Query(func(rows pgx.Rows) (err error) {
-			r.rows, err = collect(rows)
+			r.rows, r.cut, err = collect(rows, r.bytes)
 			return err
 		})
 	}
 	if len(t.due) > 0 {
 		b.Queue(s.sql.due, t.due).Query(func(rows pgx.Rows) (err error) {
-			t.again, err = collect(rows)
+			t.again, t.dueCut, err = collect(rows, t.dueBytes)
 			return err
 		})
 	}
@@ -319,9 +325,9 @@ func (s *session) queueFetch(b *pgx.Batch, t *trip) {
 		args = append(args, t.cutKeys, t.rests)
 	}
 	b.Queue(s.sql.fetch[some][waiting][cut], args...).Query(func(rows pgx.Rows) (err error) {
-		t.rows, err = collect(rows)
+		t.rows, t.cut, err = collect(rows, t.bytes)
 		t.page.end = math.MaxInt64
-		if len(t.rows) == t.limit {
+		if t.full() {
 			t.page.end = t.rows[len(t.rows)-1].offset
 		}
 		return err
@@ -346,16 +352,27 @@ func (s *session) snapshotInto(to *snapshot) func(pgx.Row) error {
 	}
 }
 
-func collect(rows pgx.Rows) ([]*pending, error) {
-	var all []*pending
+// full tells whether there may be more rows than have come.
+func (t *trip) full() bool { return t.cut || len(t.rows) == t.limit }
+
+// collect keeps the first row and those whose payloads, with what is before them, are within the bytes allowed. What comes
+// behind them is read off the connection, and left in the table.
+func collect(rows pgx.Rows, bytes int) (all []*pending, cut bool, err error) {
 	for rows.Next() {
+		if cut {
+			continue
+		}
 		p := new(pending)
 		if err := rows.Scan(&p.offset, &p.topic, &p.key, &p.uuid, &p.payload, &p.metadata, &p.shard); err != nil {
-			return nil, err
+			return nil, false, err
+		}
+		if bytes -= len(p.payload); bytes < 0 && len(all) > 0 {
+			cut = true
+			continue
 		}
 		all = append(all, p)
 	}
-	return all, rows.Err()
+	return all, cut, rows.Err()
 }
 
 func noteArgs(notes []note) []any {
