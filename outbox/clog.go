@@ -81,7 +81,7 @@ func (d *delivery) takeBack(key string) {
 	a := d.aside[key]
 	delete(d.aside, key)
 	t := d.topics[a.topic]
-	if t.aside--; t.aside == 0 && t.failures == 0 {
+	if t.aside--; t.aside == 0 && t.failures == 0 && !t.stuck {
 		delete(d.topics, a.topic)
 	}
 }

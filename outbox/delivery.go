@@ -21,6 +21,9 @@ type delivery struct {
 
 	mu       sync.Mutex
 	active   int // workers
+	calls    map[*call]struct{}
+	standIns int  // workers beyond those of the config, for as many that hang
+	allStuck bool // all hang, and it was said
 	lanes    lanes
 	floor    floor
 	troubles troubles
@@ -60,6 +63,7 @@ func newDelivery(running, work context.Context, r *Relay, wake <-chan struct{}) 
 		ctx:      work,
 		wake:     wake,
 		progress: make(chan struct{}, 1),
+		calls:    make(map[*call]struct{}),
 		lanes:    newLanes(),
 		floor:    newFloor(),
 		troubles: newTroubles(),
@@ -256,6 +260,7 @@ func (d *delivery) plan(now time.Time) (e *errand, wait time.Duration, done bool
 	if d.closing && d.lanes.sending == 0 && len(d.taken) == 0 && len(d.notes) == 0 && !d.passed.any() {
 		return nil, 0, true
 	}
+	d.watchCalls(now)
 	d.start(now)
 	if !d.closing && (!now.Before(d.nextBalance) || d.drained()) {
 		return d.planBalance(now), 0, false

@@ -29,7 +29,11 @@ type RelayConfig struct {
 	BatchSize int
 
 	// Concurrency is how many messages the broker is given at a time, of as many keys. A BatchPublisher gets one batch
-	// at a time instead.
+	// at a time instead. A call of Publish cannot be ended from here: one that has not returned after ten seconds keeps
+	// its key waiting, and does not count any more, up to as many again. Of a topic that has half of the workers
+	// wait for it, new messages are tried one at a time, as of one that fails. When all of these calls hang nothing is
+	// sent until one returns, and a batch that hangs holds up all: give the broker's client a timeout. A log entry says
+	// when the calls of all workers hang.
 	// Defaults to 64.
 	Concurrency int
 

@@ -23,7 +23,7 @@ func (d *delivery) maxActive() int {
 	if d.batches != nil {
 		return 1
 	}
-	return d.relay.config.Concurrency
+	return d.relay.config.Concurrency + d.standIns
 }
 
 // ready is how many workers would find something to do.
@@ -63,19 +63,21 @@ func (d *delivery) room() int {
 func (d *delivery) work() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var rows []*pending
-	for {
-		rows = d.next(rows[:0], time.Now())
-		if len(rows) == 0 {
-			d.active--
-			d.poke()
-			return
+	c := new(call)
+	d.calls[c] = struct{}{}
+	for d.active <= d.maxActive() {
+		c.began = time.Now()
+		if c.rows = d.next(c.rows[:0], c.began); len(c.rows) == 0 {
+			break
 		}
 		d.mu.Unlock()
-		faults := d.publish(rows)
+		faults := d.publish(c.rows)
 		d.mu.Lock()
-		d.returned(rows, faults, time.Now())
+		d.returned(c.rows, faults, time.Now())
 	}
+	delete(d.calls, c)
+	d.active--
+	d.poke()
 }
 
 func (d *delivery) maySend(now time.Time) bool {

@@ -5,11 +5,12 @@ import (
 	"time"
 )
 
-// topic is one that fails. Its new messages are held back, all but one now and then that tells whether it still does; so
+// topic is one that fails, or hangs. Its new messages are held back, all but one now and then that tells whether it still does; so
 // are those behind them in their keys. What goes to other topics is not.
 type topic struct {
 	failures  int // in a row
 	dead      bool
+	stuck     bool // its calls hang in many workers, and it is dead until they return
 	probing   bool // the broker has such a message
 	nextProbe time.Time
 	aside     int // keys
@@ -30,7 +31,13 @@ func (d *delivery) suspect(name string, now time.Time) {
 		d.topics[name] = t
 	}
 	t.failures++
-	if !t.dead && (t.failures >= manyFailures || d.inARow >= manyFailures) {
+	if t.failures >= manyFailures || d.inARow >= manyFailures {
+		d.kill(name, t, now)
+	}
+}
+
+func (d *delivery) kill(name string, t *topic, now time.Time) {
+	if !t.dead {
 		t.dead, t.nextProbe = true, now.Add(probeInterval)
 		d.lanes.holdTopic(name)
 	}
@@ -58,12 +65,15 @@ func (d *delivery) trust(name string, now time.Time) {
 }
 
 func (d *delivery) revive(name string, t *topic) {
+	t.failures = 0
+	if t.stuck {
+		return
+	}
 	if t.dead {
 		t.dead = false
 		d.lanes.releaseTopic(name)
 		d.poke()
 	}
-	t.failures = 0
 	if t.aside == 0 {
 		delete(d.topics, name)
 	}
