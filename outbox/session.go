@@ -291,8 +291,12 @@ func (s *session) roster(ctx context.Context) (roster, error) {
 func (s *session) balance(ctx context.Context, holding int, leave []int) (taken []int, beyond int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	for _, shard := range leave {
-		if _, err := s.conn.Exec(ctx, "select pg_advisory_unlock($1)", s.locks.shard|int64(shard)); err != nil {
+	if len(leave) > 0 {
+		ids := make([]int64, len(leave))
+		for i, shard := range leave {
+			ids[i] = s.locks.shard | int64(shard)
+		}
+		if _, err := s.conn.Exec(ctx, "select pg_advisory_unlock(id) from unnest($1::bigint[]) as id", ids); err != nil {
 			return nil, 0, fmt.Errorf("outbox: relay: unlock: %w", err)
 		}
 	}
