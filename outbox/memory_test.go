@@ -83,3 +83,16 @@ func TestMemoryIsBoundedByBytes(t *testing.T) {
 		})
 	}
 }
+
+func TestNothingIsReadWhenMemoryIsFull(t *testing.T) {
+	t.Parallel()
+	config := RelayConfig{}
+	config.setDefaults()
+	d := newDelivery(t.Context(), t.Context(), &Relay{config: config}, nil)
+	d.begin()
+	d.shards[0] = false
+	d.lanes.admit(&pending{offset: 1, key: "1", payload: make([]byte, memoryBytes-1)})
+	require.True(t, d.mayFetch())
+	d.lanes.admit(&pending{offset: 2, key: "2", payload: make([]byte, 1)})
+	require.False(t, d.mayFetch())
+}

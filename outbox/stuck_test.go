@@ -43,6 +43,7 @@ func TestATopicThatHangsLeavesTheOthersWorkers(t *testing.T) {
 	look := func(now time.Time) {
 		d.watchCalls(now)
 		d.start(now)
+		d.recover()
 		d.mu.Unlock()
 	}
 	look(now)
