@@ -166,7 +166,7 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 			return journal.Outcome{}, err
 		}
 		_, rows, _ = a.End()
-		return journal.Outcome{With: attempt.Pipeline(rows)}, nil
+		return journal.Outcome{With: attempt.Insert(rows)}, nil
 	})
 	switch {
 	case err != nil:

@@ -95,7 +95,7 @@ var closedContext = func() context.Context {
 	return ctx
 }()
 
-func (s *pgxSession) inserts(rows []attempt.Row) []attempt.Statement { return attempt.Pipeline(rows) }
+func (s *pgxSession) inserts(rows []attempt.Row) []attempt.Statement { return attempt.Insert(rows) }
 
 func (s *pgxSession) commit(ctx context.Context, statements []attempt.Statement) (done int, err error) {
 	batch := pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(statements)+2)}

@@ -153,6 +153,31 @@ func TestOneMessageWithoutOrderTakesNoLock(t *testing.T) {
 	}
 }
 
+// However many of the messages need a lock.
+func TestSeveralMessagesTakeTheirLocks(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	p := newPublisher(t, outbox.Config{})
+	for _, count := range []int{2, 3, 16, 17} {
+		for keyed := range count + 1 {
+			for range 7 { // also when planned for unknown parameters
+				tx := begin(t, pool)
+				var msgs []*message.Message
+				for i := range count {
+					key := ""
+					if i < keyed {
+						key = fmt.Sprint("key-", i) // of which none share a lock
+					}
+					msgs = append(msgs, newMessage(key, ""))
+				}
+				require.NoError(t, p.PublishTx(t.Context(), tx, "topic", msgs...))
+				require.Equal(t, keyed, locks(t, tx), "%d of %d", keyed, count)
+				require.NoError(t, tx.Rollback(t.Context()))
+			}
+		}
+	}
+}
+
 // locks counts the advisory locks that tx holds.
 func locks(t *testing.T, tx pgx.Tx) (held int) {
 	t.Helper()

@@ -42,7 +42,7 @@ func TestTheKeysLockIsHeldFromTheOffsetToTheCommit(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	p := newPublisher(t, outbox.Config{})
-	for _, batch := range []int{1, 3} {
+	for _, batch := range []int{1, 3, 20} {
 		t.Run(fmt.Sprint(batch), func(t *testing.T) {
 			messages := func(payload string) []*message.Message {
 				msgs := []*message.Message{newMessage("key", payload)}
@@ -82,8 +82,9 @@ func TestATransactionHasItsIDBeforeItsOffset(t *testing.T) {
 	pool := newPool(t)
 	p := newPublisher(t, outbox.Config{})
 	write := map[string]func(tx pgx.Tx) error{
-		"one":  func(tx pgx.Tx) error { return p.PublishTx(t.Context(), tx, "topic", newMessage("key", "")) },
-		"many": func(tx pgx.Tx) error { return p.PublishTx(t.Context(), tx, "topic", numbered(3, 2)...) },
+		"one":   func(tx pgx.Tx) error { return p.PublishTx(t.Context(), tx, "topic", newMessage("key", "")) },
+		"a few": func(tx pgx.Tx) error { return p.PublishTx(t.Context(), tx, "topic", numbered(3, 2)...) },
+		"many":  func(tx pgx.Tx) error { return p.PublishTx(t.Context(), tx, "topic", numbered(20, 2)...) },
 		"by hand": func(tx pgx.Tx) error {
 			_, err := tx.Exec(t.Context(), `insert into watermill_outbox (uuid, topic, key) values ('u', 't', 'k')`)
 			return err

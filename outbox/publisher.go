@@ -92,7 +92,7 @@ func (p *Publisher) PublishTx(ctx context.Context, tx pgx.Tx, topic string, msgs
 	if err != nil {
 		return err
 	}
-	return failed(topic, execPgx(ctx, tx, attempt.Pipeline(rows)))
+	return failed(topic, execPgx(ctx, tx, attempt.Insert(rows)))
 }
 
 // PublishSQLTx is PublishTx for database/sql. On the handler's own transaction it needs the handler's context to know

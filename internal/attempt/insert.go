@@ -1,6 +1,7 @@
 package attempt
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -41,31 +42,6 @@ func Insert(rows []Row) []Statement {
 		} else {
 			statements = append(statements, insertRows(chunk, nil))
 		}
-	}
-	return statements
-}
-
-// few is up to how many rows are cheaper one by one than as arrays, where statements cost no trip.
-const few = 4
-
-// Pipeline is Insert for callers that send all statements in one trip: a few rows become a statement each.
-func Pipeline(rows []Row) []Statement {
-	if len(rows) < 2 || len(rows) > few {
-		return Insert(rows)
-	}
-	statements := make([]Statement, 0, 1+len(rows))
-	locks := locksOf(rows)
-	var first *int64
-	switch len(locks) {
-	case 0:
-	case 1:
-		first = &locks[0] // taken with the first row, whichever needs it
-	default:
-		statements = append(statements, Statement{SQL: takeLocks, Args: []any{integers(locks)}})
-	}
-	for i := range rows {
-		statements = append(statements, insertRow(&rows[i], first))
-		first = nil
 	}
 	return statements
 }
@@ -142,14 +118,44 @@ func insertRow(row *Row, lock *int64) Statement {
 		id = *lock
 	}
 	return Statement{
-		SQL:  sqlOf(row.Table).insertOne,
+		SQL:  sqlOf(row.Table).insertFew[1],
 		Args: []any{row.UUID, row.Topic, row.Key, row.Payload, row.Metadata, id},
 	}
 }
 
-// insertRows writes rows of one table. Its arguments are text and bytes only, arrays being passed as their text: the one
-// form that every exec mode of pgx, database/sql and lib/pq take alike.
+// insertRows writes rows of one table.
 func insertRows(rows []Row, locks []int64) Statement {
+	if len(rows) <= few {
+		return insertFew(rows, locks)
+	}
+	return insertMany(rows, locks)
+}
+
+// few is up to how many rows are written by a statement that has its own text for each number of rows. It costs two thirds of
+// the one for any number, and connections keep so many texts prepared.
+const few = 16
+
+// insertFew takes one lock for each row, the last one again where there are fewer. It must not be null where another is not:
+// the planner knows that the function is strict, and would leave out the other calls.
+func insertFew(rows []Row, locks []int64) Statement {
+	args := make([]any, 0, 6*len(rows))
+	for i := range rows {
+		row := &rows[i]
+		args = append(args, row.UUID, row.Topic, row.Key, row.Payload, row.Metadata)
+	}
+	for i := range rows {
+		if len(locks) == 0 {
+			args = append(args, nil)
+		} else {
+			args = append(args, locks[min(i, len(locks)-1)])
+		}
+	}
+	return Statement{SQL: sqlOf(rows[0].Table).insertFew[len(rows)], Args: args}
+}
+
+// insertMany has arguments that are text and bytes only, arrays being passed as their text: the one form that every exec mode
+// of pgx, database/sql and lib/pq take alike.
+func insertMany(rows []Row, locks []int64) Statement {
 	payloads, starts, lengths := joinPayloads(rows)
 	return Statement{
 		SQL: sqlOf(rows[0].Table).insertMany,
@@ -168,14 +174,27 @@ func insertRows(rows []Row, locks []int64) Statement {
 const takeLocks = `select count(pg_advisory_xact_lock(id))
 from unnest($1::bigint[]) as id`
 
-// insertOneInto has no subplan, for it is half of what an outbox costs: the values are computed in the order of the table's
-// columns, of which transaction_id is the first and the offset the second. So the lock and the transaction's id are there before
-// the offset is drawn. The function is strict: a null lock takes none.
-const insertOneInto = `insert into @table (transaction_id, uuid, topic, key, payload, metadata)
-values (
-    case when pg_advisory_xact_lock($6::bigint) is null then pg_current_xact_id() else pg_current_xact_id() end,
-    $1::text, $2::text, $3::text, $4::bytea, $5::json
-)`
+// insertFewInto has no subplan, for it is half of what an outbox costs: the values are computed row by row, and in the order of
+// the table's columns, of which transaction_id is the first and the offset the second. So all locks and the transaction's id are
+// there before the first offset is drawn. The function is strict: a null lock takes none.
+func insertFewInto(table string, n int) string {
+	var b strings.Builder
+	b.WriteString("insert into " + table + " (transaction_id, uuid, topic, key, payload, metadata)\nvalues (case when ")
+	for i := range n {
+		if i > 0 {
+			b.WriteString(" or ")
+		}
+		fmt.Fprintf(&b, "pg_advisory_xact_lock($%d::bigint) is null", 5*n+i+1)
+	}
+	b.WriteString(" then pg_current_xact_id() else pg_current_xact_id() end")
+	for i := range n {
+		if i > 0 {
+			b.WriteString(",\n    (pg_current_xact_id()")
+		}
+		fmt.Fprintf(&b, ", $%d::text, $%d::text, $%d::text, $%d::bytea, $%d::json)", 5*i+1, 5*i+2, 5*i+3, 5*i+4, 5*i+5)
+	}
+	return b.String()
+}
 
 // insertManyInto has one text for any number of rows, so that it stays prepared. Nothing is left to the planner: the
 // columns' defaults, the offset among them, are computed above the join with the locks and above the sort.
@@ -192,7 +211,10 @@ from locked, pg_current_xact_id() as xid, rows from (
 order by m.place`
 
 // tableSQL is what is sent for one table.
-type tableSQL struct{ insertOne, insertMany string }
+type tableSQL struct {
+	insertFew  [few + 1]string // by the number of rows
+	insertMany string
+}
 
 // The texts are built once a table. Reading them takes no lock: every message passes here.
 var (
@@ -208,9 +230,9 @@ func sqlOf(table string) *tableSQL {
 	}
 	tableSQLsLock.Lock()
 	defer tableSQLsLock.Unlock()
-	s := &tableSQL{
-		insertOne:  strings.Replace(insertOneInto, "@table", table, 1),
-		insertMany: strings.Replace(insertManyInto, "@table", table, 1),
+	s := &tableSQL{insertMany: strings.Replace(insertManyInto, "@table", table, 1)}
+	for n := 1; n <= few; n++ {
+		s.insertFew[n] = insertFewInto(table, n)
 	}
 	next := make(map[string]*tableSQL)
 	if known := tableSQLs.Load(); known != nil {

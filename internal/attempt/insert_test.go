@@ -34,20 +34,36 @@ func TestInsertOneRow(t *testing.T) {
 	}
 }
 
-// The statement is prepared once, whatever the count.
-func TestInsertRowsOfOneTableHaveOneText(t *testing.T) {
+// A few rows have a statement for their number, in which no lock is null unless all are.
+func TestInsertFewRows(t *testing.T) {
 	t.Parallel()
-	rows := []Row{row(`"a"`, "1", lock(9), 1), row(`"a"`, "2", lock(3), 0), row(`"a"`, `"3\`, nil, 2), row(`"a"`, "4", lock(9), 0)}
+	rows := []Row{row(`"a"`, "1", lock(9), 1), row(`"a"`, "2", lock(3), 0), row(`"a"`, "3", nil, 2), row(`"a"`, "4", lock(9), 0)}
 	statements := Insert(rows)
 	require.Len(t, statements, 1)
-	require.Equal(t, statements[0].SQL, Insert(rows[:2])[0].SQL)
 	require.Equal(t, statements[0], InsertOne(rows))
-	require.Equal(t, []any{
-		"{3,9}",
-		`{"1","2","\"3\\","4"}`, `{"topic","topic","topic","topic"}`, `{"key","key","key","key"}`,
-		[]byte{0, 0, 0}, "{1,2,2,4}", "{1,0,2,0}",
-		"[{},{},{},{}]",
-	}, statements[0].Args)
+	require.Len(t, statements[0].Args, 6*len(rows))
+	require.Equal(t, []any{"1", "topic", "key", []byte{0}, "{}", "2"}, statements[0].Args[:6])
+	require.Equal(t, []any{int64(3), int64(9), int64(9), int64(9)}, statements[0].Args[5*len(rows):])
+	require.Equal(t, `insert into "a" (transaction_id, uuid, topic, key, payload, metadata)
+values (case when pg_advisory_xact_lock($11::bigint) is null or pg_advisory_xact_lock($12::bigint) is null `+
+		`then pg_current_xact_id() else pg_current_xact_id() end, $1::text, $2::text, $3::text, $4::bytea, $5::json),
+    (pg_current_xact_id(), $6::text, $7::text, $8::text, $9::bytea, $10::json)`, Insert(rows[:2])[0].SQL)
+	require.Equal(t, []any{nil, nil}, Insert([]Row{rows[2], rows[2]})[0].Args[10:])
+}
+
+// Of more rows the statement is prepared once, whatever the count.
+func TestInsertManyRowsOfOneTableHaveOneText(t *testing.T) {
+	t.Parallel()
+	rows := slices.Repeat([]Row{row(`"a"`, "1", lock(9), 1), row(`"a"`, `"2\`, lock(3), 0), row(`"a"`, "3", nil, 2)}, 6)
+	statements := Insert(rows)
+	require.Len(t, statements, 1)
+	require.Equal(t, statements[0].SQL, Insert(rows[1:])[0].SQL)
+	require.Equal(t, statements[0], InsertOne(rows))
+	require.Equal(t, "{3,9}", statements[0].Args[0])
+	require.True(t, strings.HasPrefix(statements[0].Args[1].(string), `{"1","\"2\\","3",`))
+	require.Equal(t, make([]byte, 18), statements[0].Args[4])
+	require.True(t, strings.HasPrefix(statements[0].Args[5].(string), "{1,2,2,4,"))
+	require.True(t, strings.HasPrefix(statements[0].Args[6].(string), "{1,0,2,1,"))
 }
 
 // All locks come before all offsets, sorted over the tables.
@@ -57,8 +73,9 @@ func TestInsertRowsOfSeveralTables(t *testing.T) {
 	require.Len(t, statements, 4)
 	require.Equal(t, Statement{SQL: takeLocks, Args: []any{"{3,5,9}"}}, statements[0])
 	require.Contains(t, statements[1].SQL, `insert into "b"`)
-	require.Equal(t, "{}", statements[1].Args[0])
-	require.Equal(t, `{"1","3"}`, statements[1].Args[1])
+	require.Equal(t, "1", statements[1].Args[0])
+	require.Equal(t, "3", statements[1].Args[5])
+	require.Equal(t, []any{nil, nil}, statements[1].Args[10:])
 	require.Contains(t, statements[2].SQL, `insert into "a"`)
 	require.Nil(t, statements[2].Args[5])
 	require.Contains(t, statements[3].SQL, `insert into "c"`)
@@ -76,32 +93,13 @@ func TestInsertLargeRowsIsCutUp(t *testing.T) {
 	statements := Insert(rows)
 	require.Len(t, statements, 5)
 	require.Equal(t, []any{"{5,6,7,8,9,10}"}, statements[0].Args)
-	require.Equal(t, `{"0","1"}`, statements[1].Args[1])
+	require.Equal(t, "0", statements[1].Args[0])
+	require.Equal(t, "1", statements[1].Args[5])
 	require.Equal(t, "2", statements[2].Args[0])
 	require.Equal(t, "3", statements[3].Args[0])
-	require.Equal(t, `{"4","5"}`, statements[4].Args[1])
+	require.Equal(t, "4", statements[4].Args[0])
+	require.Equal(t, "5", statements[4].Args[5])
 	require.Len(t, Insert(rows[3:4]), 1, "one row cannot be cut up")
-}
-
-// All locks come before all offsets here too.
-func TestPipelineOfFewRows(t *testing.T) {
-	t.Parallel()
-	rows := []Row{row(`"a"`, "1", nil, 1), row(`"b"`, "2", lock(9), 1), row(`"a"`, "3", lock(3), 1), row(`"a"`, "4", lock(9), 1), row(`"a"`, "5", nil, 1)}
-	require.Equal(t, Insert(rows), Pipeline(rows))
-	require.Equal(t, Insert(rows[:1]), Pipeline(rows[:1]))
-	require.Empty(t, Pipeline(nil))
-
-	statements := Pipeline(rows[:4])
-	require.Len(t, statements, 5)
-	require.Equal(t, Statement{SQL: takeLocks, Args: []any{"{3,9}"}}, statements[0])
-	for i, s := range statements[1:] {
-		require.Equal(t, rows[i].UUID, s.Args[0])
-		require.Nil(t, s.Args[5])
-	}
-	statements = Pipeline(rows[:2])
-	require.Len(t, statements, 2)
-	require.Equal(t, int64(9), statements[0].Args[5], "the one lock comes with the first row")
-	require.Nil(t, statements[1].Args[5])
 }
 
 func FuzzAppendQuoted(f *testing.F) {
