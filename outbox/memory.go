@@ -9,7 +9,7 @@ const (
 )
 
 // firstPage is the first page's size, when nothing is known of the rows.
-const firstPage = 8
+const firstPage = 32
 
 func (d *delivery) pageSize() int { return max(1, d.relay.config.BatchSize/2) }
 

@@ -135,8 +135,8 @@ func insertRows(rows []Row, locks []int64) Statement {
 // the one for any number, and connections keep so many texts prepared.
 const few = 16
 
-// insertFew takes one lock for each row, the last one again where there are fewer. It must not be null where another is not:
-// the planner knows that the function is strict, and would leave out the other calls.
+// insertFew takes one lock for each row, the last one again where there are fewer. None is null where another is not: the
+// function is strict, so a planner may know the condition from a null alone, and leave out the other calls.
 func insertFew(rows []Row, locks []int64) Statement {
 	args := make([]any, 0, 6*len(rows))
 	for i := range rows {
