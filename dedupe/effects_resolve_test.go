@@ -171,6 +171,13 @@ func TestLastErrorsAreCutAndCleaned(t *testing.T) {
 	require.Less(t, len(err.Error()), 4200)
 	require.True(t, strings.HasPrefix(err.Error(), "a\uFFFDb\uFFFDéé"))
 	require.True(t, strings.HasSuffix(err.Error(), "éé"))
+
+	_, err = dedupe.Do(t.Context(), j.Effects, "empty", nil, fail(errors.New("before")))
+	require.Error(t, err)
+	for range 2 {
+		_, err = dedupe.Do(t.Context(), j.Effects, "empty", nil, fail(dedupe.Final(errors.New(""))))
+		require.EqualError(t, err, "")
+	}
 }
 
 func TestEffectsSchemaUnderEveryName(t *testing.T) {

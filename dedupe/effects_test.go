@@ -404,6 +404,28 @@ func TestLeaseIsRenewedThoughTheCallerIsGone(t *testing.T) {
 	require.Equal(t, "done", j.state("k"))
 }
 
+// A lease begins when it is asked for, and not when the caller began to wait for a connection.
+func TestLeaseAfterAWaitForThePool(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	pool := pgtest.PoolOn(t, j.url+"&pool_max_conns=1")
+	const lease = 3 * time.Second
+	e := openEffects(t, pool, dedupe.EffectsConfig{Lease: lease})
+	for _, before := range []string{"fresh", "unknown"} {
+		if before == "unknown" {
+			j.abandon(before)
+		}
+		conn, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		time.AfterFunc(lease+lease/10, conn.Release)
+		_, err = dedupe.Do(t.Context(), e, before, nil, func(ctx context.Context, _ string) (receipt, error) {
+			j.waitForRenewal(before)
+			return receipt{}, context.Cause(ctx)
+		})
+		require.NoError(t, err)
+	}
+}
+
 // A lease that is over and was not taken is still the owner's.
 func TestLeaseOverAndNotTaken(t *testing.T) {
 	t.Parallel()

@@ -18,7 +18,7 @@ import (
 type ending struct {
 	state string
 	json  []byte
-	text  string // an error's; "": as it is
+	text  string // an error's; "": as it is, but for a Failed
 	with  []attempt.Statement
 }
 
@@ -64,7 +64,7 @@ func (j *Journal) sendEnd(ctx context.Context, conn *pgxpool.Conn, o owner, e en
 		s := string(e.json)
 		outcome = &s
 	}
-	if e.text != "" {
+	if e.text != "" || e.state == Failed {
 		s := clean(e.text)
 		text = &s
 	}

@@ -23,7 +23,8 @@ func (o Owner) Claim(ctx context.Context) (found Found, err error) {
 }
 
 func (o Owner) TakeOver(ctx context.Context, found Found) (taken bool, err error) {
-	return o.j.takeOver(ctx, o.o, found, nil)
+	_, taken, err = o.j.takeOver(ctx, o.o, found, nil)
+	return taken, err
 }
 
 func (o Owner) Renew(ctx context.Context) (held bool, err error) {

@@ -94,13 +94,12 @@ func (j *Journal) Run(ctx context.Context, id ID, fingerprint []byte, work Work)
 	owner := owner{id, newToken()}
 	wait := newWait(j.config.Wait)
 	for {
-		began := time.Now()
 		found, err := j.claim(ctx, owner, fingerprint)
 		if err != nil {
 			return Result{}, err
 		}
 		if found.token == owner.token {
-			return j.hold(ctx, owner, began, work)
+			return j.hold(ctx, owner, found.sent, work)
 		}
 		if fingerprint != nil && found.fingerprint != nil && !bytes.Equal(fingerprint, found.fingerprint) {
 			return Result{}, ErrFingerprintMismatch
@@ -114,8 +113,7 @@ func (j *Journal) Run(ctx context.Context, id ID, fingerprint []byte, work Work)
 		case unknown && j.config.OnUnknown == Refuse:
 			return Result{}, ErrUnknown
 		case unknown || found.state == Free:
-			began := time.Now()
-			taken, err := j.takeOver(ctx, owner, found, fingerprint)
+			sent, taken, err := j.takeOver(ctx, owner, found, fingerprint)
 			if err != nil {
 				return Result{}, err
 			}
@@ -123,7 +121,7 @@ func (j *Journal) Run(ctx context.Context, id ID, fingerprint []byte, work Work)
 				if unknown && j.config.OnUnknown == Ask {
 					work = j.askFirst(id.Key, work)
 				}
-				return j.hold(ctx, owner, began, work)
+				return j.hold(ctx, owner, sent, work)
 			}
 		default: // somebody is at it
 			if again, err := wait.pause(ctx); err != nil {

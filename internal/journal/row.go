@@ -45,6 +45,7 @@ type entry struct {
 	fingerprint []byte
 	outcome     []byte
 	lastError   string
+	sent        time.Time // when the claim was sent: the lease began then or later
 }
 
 type statements struct{ insert, look, takeOver, renew, end, whose, resolve, list, count string }
@@ -85,6 +86,7 @@ func statementsFor(table string) statements {
 // claim makes the row, or finds the one that is there: one round trip. Where it was made, the entry has the owner's token.
 func (j *Journal) claim(ctx context.Context, o owner, fingerprint []byte) (found entry, err error) {
 	err = j.claiming(ctx, o, Free, func(conn *pgxpool.Conn) error {
+		found.sent = time.Now()
 		var batch pgx.Batch // one transaction, implicitly
 		batch.Queue(j.sql.insert, o.Consumer, o.Key, o.token, fingerprint, j.config.Lease.Microseconds())
 		batch.Queue(j.sql.look, o.Consumer, o.Key).QueryRow(func(row pgx.Row) error {
@@ -95,19 +97,20 @@ func (j *Journal) claim(ctx context.Context, o owner, fingerprint []byte) (found
 	return found, err
 }
 
-// takeOver makes a row the owner's that is still as it was found. False: it is not.
-func (j *Journal) takeOver(ctx context.Context, o owner, found entry, fingerprint []byte) (taken bool, err error) {
+// takeOver makes a row the owner's that is still as it was found. False: it is not. The lease began when it was sent, or later.
+func (j *Journal) takeOver(ctx context.Context, o owner, found entry, fingerprint []byte) (sent time.Time, taken bool, err error) {
 	back := Unknown
 	if found.state == Free {
 		back = Free
 	}
 	err = j.claiming(ctx, o, back, func(conn *pgxpool.Conn) error {
+		sent = time.Now()
 		tag, err := conn.Exec(ctx, j.sql.takeOver,
 			o.Consumer, o.Key, o.token, fingerprint, j.config.Lease.Microseconds(), found.token, found.state)
 		taken = err == nil && tag.RowsAffected() == 1
 		return err
 	})
-	return taken, err
+	return sent, taken, err
 }
 
 // claimTries bounds how often a claim is tried that loses to a concurrent one, in an isolation level stricter than READ COMMITTED
