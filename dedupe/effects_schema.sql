@@ -18,7 +18,7 @@ begin
       attempts    integer not null,
       started_at  timestamptz not null,      -- of the last attempt
       lease_until timestamptz,               -- null: no lease
-      ended_at    timestamptz,               -- null: started
+      updated_at  timestamptz not null default clock_timestamp(), -- of the last change of state
       fingerprint bytea,                     -- SHA-256 of the request
       outcome     json,
       last_error  text,
@@ -34,7 +34,7 @@ begin
       -- what an operator asks for
       create index on watermill_effects (consumer, started_at) where state in ('started', 'unknown', 'free');
       -- finds old ones at next to no cost for new ones
-      create index on watermill_effects using brin (ended_at);
+      create index on watermill_effects using brin (updated_at);
     end if;
   end if;
 end

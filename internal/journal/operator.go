@@ -77,7 +77,7 @@ set token = $3::bigint,
     outcome = $5::text::json,
     last_error = coalesce($6::text, last_error),
     lease_until = null,
-    ended_at = clock_timestamp()
+    updated_at = clock_timestamp()
 where consumer = $1::text
   and key = $2::text
   and (state = 'unknown' or state = 'started' and lease_until <= clock_timestamp())`

@@ -52,8 +52,11 @@ type statements struct{ insert, look, takeOver, renew, end, whose, resolve, list
 
 // Casts and texts, so that every exec mode of pgx takes them.
 const (
-	insertSQL = `insert into @table (consumer, key, token, fingerprint, state, attempts, started_at, lease_until)
-values ($1::text, $2::text, $3::bigint, $4::bytea, 'started', 1, clock_timestamp(), clock_timestamp() + $5::bigint * interval '1 microsecond')
+	insertSQL = `insert into @table (consumer, key, token, fingerprint, state, attempts, started_at, updated_at, lease_until)
+values (
+  $1::text, $2::text, $3::bigint, $4::bytea, 'started', 1, clock_timestamp(), clock_timestamp(),
+  clock_timestamp() + $5::bigint * interval '1 microsecond'
+)
 on conflict (consumer, key) do nothing`
 
 	lookSQL = `select token, state, coalesce(lease_until <= clock_timestamp(), true), fingerprint, outcome::text, coalesce(last_error, '')
@@ -68,7 +71,7 @@ set token = $3::bigint,
     attempts = attempts + 1,
     started_at = clock_timestamp(),
     lease_until = clock_timestamp() + $5::bigint * interval '1 microsecond',
-    ended_at = null
+    updated_at = clock_timestamp()
 where consumer = $1::text
   and key = $2::text
   and token = $6::bigint
