@@ -24,10 +24,10 @@ func TestSweepOfEachTable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "pgx")
 	_, err := w.pool.Exec(t.Context(), `
-		insert into watermill_effects (consumer, key, state, token, attempts, started_at, lease_until, ended_at)
-		select '', state || ', ' || age, state, 0, 1, ended_at, case when state = 'started' then ended_at end, case when state <> 'started' then ended_at end
+		insert into watermill_effects (consumer, key, state, token, attempts, started_at, updated_at, lease_until)
+		select '', state || ', ' || age, state, 0, 1, now() - interval '40 days', updated_at, case when state = 'started' then updated_at end
 		from unnest(array['started', 'unknown', 'free', 'done', 'failed']) as state,
-			(values ('old', now() - interval '31 days'), ('young', now() - interval '29 days')) as ages (age, ended_at);
+			(values ('old', now() - interval '31 days'), ('young', now() - interval '29 days')) as ages (age, updated_at);
 		insert into watermill_processed_events (consumer, event_id, processed_at) values
 			('a', 'old', now() - interval '31 days'), ('b', 'old', now() - interval '31 days'), ('a', 'young', now() - interval '29 days');
 		insert into watermill_entity_versions (consumer, entity, version, event_id, updated_at) values
@@ -100,7 +100,7 @@ func TestSweepOfSeveralTables(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, once.InitializeSchema(t.Context(), w.db, orders, cards, versions, effects, mails))
 	_, err = w.pool.Exec(t.Context(), `
-		insert into "my app".effects (consumer, key, state, token, attempts, started_at, ended_at)
+		insert into "my app".effects (consumer, key, state, token, attempts, started_at, updated_at)
 		values ('', 'old', 'done', 0, 1, now() - interval '31 days', now() - interval '31 days');
 		insert into "my app"."Seen" (consumer, event_id, processed_at) values ('a', 'old', now() - interval '31 days');
 		insert into """cards""" (consumer, event_id, processed_at) values ('a', 'old', now() - interval '31 days');

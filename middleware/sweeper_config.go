@@ -160,7 +160,7 @@ func (c SweeperConfig) sweepables() []sweepable {
 		add(config.QuotedTable(), "updated_at", c.VersionsAge)
 	}
 	for _, config := range c.Effects {
-		add(config.QuotedTable(), "case when state in ('done', 'failed') then ended_at end", c.EffectsAge)
+		add(config.QuotedTable(), "case when state in ('done', 'failed') then updated_at end", c.EffectsAge)
 	}
 	if c.Outboxes == nil {
 		add(outbox.Config{}.Table(), "sent_at", c.SentAge)
