@@ -14,6 +14,7 @@ import (
 
 // database is a schema of this run's own on a PostgreSQL server: what else is there stays as it is.
 type database struct {
+	url    string // secret
 	pool   *pgxpool.Pool
 	schema string
 	server *pgserver.Server // nil where it is not ours to stop
@@ -33,6 +34,7 @@ func openDatabase(ctx context.Context, url string) (_ *database, err error) {
 		}
 		url = d.server.URL("postgres")
 	}
+	d.url = url
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -15,12 +14,13 @@ import (
 	"syscall"
 
 	"github.com/ThreeDotsLabs/watermill"
+
+	"github.com/watermill-once/watermill-once/_examples/broker"
 )
 
 func main() {
 	var c config
-	flag.StringVar(&c.broker, "broker", cmp.Or(os.Getenv("BROKER_URL"), "postgres://"),
-		"`URL` of the broker: postgres:// (that of DATABASE_URL), postgres://host/db, kafka://embedded, kafka://host:9092, gochannel://")
+	address := broker.Flag(flag.CommandLine, ownDatabase)
 	flag.StringVar(&c.input, "input", "", "`FILE` of recorded deliveries to send, one JSON object a line, instead of made ones")
 	flag.IntVar(&c.events, "events", 2000, "how many events to make")
 	flag.Uint64Var(&c.seed, "seed", 1, "of the events and of what happens to them")
@@ -31,7 +31,7 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	c.database = os.Getenv("DATABASE_URL")
+	c.broker, c.database = *address, os.Getenv("DATABASE_URL")
 	level := slog.LevelError
 	if *verbose {
 		level = slog.LevelInfo

@@ -8,6 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
+	"github.com/watermill-once/watermill-once/_examples/broker"
 	once "github.com/watermill-once/watermill-once/middleware"
 	"github.com/watermill-once/watermill-once/ordering"
 )
@@ -18,18 +19,11 @@ func (s *service) router() (*message.Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	poison, err := wmiddleware.PoisonQueueWithFilter(s.broker.publisher, s.topics.poison, once.ShouldPoison)
+	poison, err := wmiddleware.PoisonQueueWithFilter(s.broker.Publisher, s.topics.poison, once.ShouldPoison)
 	if err != nil {
 		return nil, err
 	}
-	retry := wmiddleware.Retry{
-		MaxRetries:      5,
-		InitialInterval: 10 * time.Millisecond,
-		MaxInterval:     time.Second,
-		Multiplier:      2,
-		ShouldRetry:     once.ShouldRetry,
-	}
-	router.AddMiddleware(poison, retry.Middleware, wmiddleware.Recoverer)
+	router.AddMiddleware(poison, broker.Retry(once.ShouldRetry).Middleware, wmiddleware.Recoverer)
 
 	// Only cards care for order. An old event must not bring an old status back, but its amount still counts.
 	cards, err := once.Transactional(once.Pgx(s.pool), once.Config{
@@ -57,7 +51,7 @@ func (s *service) router() (*message.Router, error) {
 	}
 
 	for _, topic := range s.topics.incoming {
-		subscriber, err := s.broker.subscriber("cards-" + topic)
+		subscriber, err := s.broker.Subscriber("cards-" + topic)
 		if err != nil {
 			return nil, err
 		}
@@ -65,19 +59,19 @@ func (s *service) router() (*message.Router, error) {
 		handler := router.AddHandler("cards-"+topic, topic, subscriber, s.topics.notices, s.outbox, s.changeCard)
 		handler.AddMiddleware(cards, s.faults.failSome)
 
-		if subscriber, err = s.broker.subscriber("ledger-" + topic); err != nil {
+		if subscriber, err = s.broker.Subscriber("ledger-" + topic); err != nil {
 			return nil, err
 		}
 		handler = router.AddConsumerHandler("ledger-"+topic, topic, subscriber, s.addToLedger)
 		handler.AddMiddleware(ledger, s.faults.failSome)
 	}
-	subscriber, err := s.broker.subscriber("mails")
+	subscriber, err := s.broker.Subscriber("mails")
 	if err != nil {
 		return nil, err
 	}
 	router.AddConsumerHandler("mails", s.topics.notices, subscriber, s.sendMail).AddMiddleware(mails, s.faults.failSome)
 
-	if subscriber, err = s.broker.subscriber("poison"); err != nil {
+	if subscriber, err = s.broker.Subscriber("poison"); err != nil {
 		return nil, err
 	}
 	router.AddConsumerHandler("poison", s.topics.poison, subscriber, s.counts.addPoisoned)

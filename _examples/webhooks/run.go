@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/watermill-once/watermill-once/_examples/broker"
 	"github.com/watermill-once/watermill-once/outbox"
 )
 
@@ -26,9 +27,10 @@ type config struct {
 // run starts everything, has the provider send its deliveries, waits until all is handled, and checks what has become of them.
 // It returns nil only if every invariant holds.
 func run(ctx context.Context, c config, out io.Writer) (err error) {
-	address, err := parseBroker(c.broker)
-	if err != nil {
-		return err
+	if c.broker != ownDatabase {
+		if err := broker.Check(c.broker); err != nil {
+			return err
+		}
 	}
 	source, events, steps, err := c.load()
 	if err != nil {
@@ -40,11 +42,11 @@ func run(ctx context.Context, c config, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.close()) }()
-	b, err := openBroker(ctx, address, db, c.logger)
+	b, closeBroker, err := openBroker(ctx, c.broker, db, c.logger)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.close()) }()
+	defer func() { err = errors.Join(err, closeBroker()) }()
 
 	publisher, err := outbox.NewPublisher(outbox.Config{})
 	if err != nil {
@@ -61,7 +63,7 @@ func run(ctx context.Context, c config, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	relay, err := outbox.NewRelay(db.pool, s.faults.doubleSome(b.publisher), outbox.RelayConfig{Wake: publisher}, c.logger)
+	relay, err := outbox.NewRelay(db.pool, s.faults.doubleSome(b.Publisher), outbox.RelayConfig{Wake: publisher}, c.logger)
 	if err != nil {
 		return err
 	}

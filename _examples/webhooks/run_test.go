@@ -81,10 +81,9 @@ func TestRunReportsWhatItCannotUse(t *testing.T) {
 	t.Parallel()
 	missing := filepath.Join(t.TempDir(), "missing.jsonl")
 	for name, c := range map[string]config{
-		"unknown scheme":    {broker: "amqp://localhost"},
+		"unknown scheme":    {broker: "pulsar://localhost"},
 		"not a URL":         {broker: "1:2"},
-		`not "localhost"`:   {broker: "kafka://localhost"},
-		`not "a"`:           {broker: "kafka://a,b:9092"},
+		"no host":           {broker: "kafka://"},
 		"missing.jsonl":     {broker: "gochannel://", input: missing},
 		"no deliveries":     {broker: "gochannel://", input: os.DevNull},
 		"at least one":      {broker: "gochannel://", events: -5},

@@ -16,7 +16,7 @@ func (s *service) endpoints(secrets [][]byte) http.Handler {
 		mux.Handle("POST "+endpointPath(i), endpoint{
 			topic:     topic,
 			source:    s.source,
-			publisher: s.broker.publisher,
+			publisher: s.broker.Publisher,
 			secrets:   secrets,
 			logger:    s.logger,
 		})

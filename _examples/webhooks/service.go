@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/watermill-once/watermill-once/_examples/broker"
 	once "github.com/watermill-once/watermill-once/middleware"
 	"github.com/watermill-once/watermill-once/outbox"
 )
@@ -18,7 +20,7 @@ var tables string
 // service is what the deliveries are for: cards, a ledger, and an e-mail for each change of a card.
 type service struct {
 	pool   *pgxpool.Pool
-	broker *broker
+	broker *broker.Broker
 	topics topics
 	source source
 	outbox *outbox.Publisher
@@ -35,8 +37,10 @@ func (s *service) prepare(ctx context.Context) error {
 	if _, err := s.pool.Exec(ctx, tables); err != nil {
 		return fmt.Errorf("tables: %w", err)
 	}
-	if s.broker.create == nil {
-		return nil
+	for _, topic := range s.topics.incoming {
+		if err := s.broker.Create(ctx, topic, "cards-"+topic, "ledger-"+topic); err != nil {
+			return err
+		}
 	}
-	return s.broker.create(append([]string{s.topics.notices, s.topics.poison}, s.topics.incoming...)...)
+	return errors.Join(s.broker.Create(ctx, s.topics.notices, "mails"), s.broker.Create(ctx, s.topics.poison, "poison"))
 }
