@@ -19,6 +19,12 @@ func TestGoodAddresses(t *testing.T) {
 		"kafka://host:9092,other:9093?partitions=3&replication=3&tls=true",
 		"kafka://user:password@[::1]:9092",
 		"kafka://embedded?partitions=2",
+		"nats://host",
+		"nats://user:password@host,other:4223?ack_wait=30s&in_flight=10&replicas=3&tls=true",
+		"amqp://host/%2Fvhost?prefetch=10",
+		"amqps://user:password@host",
+		"redis://host/3?ack_wait=30s",
+		"rediss://:password@host:6380",
 	} {
 		require.NoError(t, broker.Check(address), address)
 	}
@@ -41,6 +47,11 @@ func TestBadAddresses(t *testing.T) {
 		"postgres://":               {"no host"},
 		"postgres://h/db?batch=0&ack_wait=30&poll=fast&sslmod=off": {"batch is not", "ack_wait is not", "poll is not", `unknown option "sslmod"`},
 		"postgres://h/db?sslmode=perhaps":                          {"sslmode"},
+		"nats://h/path?in_flight=0&replicas=9&ack_wait=1":          {"no path", "in_flight is not", "replicas is not", "ack_wait is not"},
+		"nats://h?prefetch=1":                                      {`unknown option "prefetch"`, "in_flight"},
+		"amqp://":                                                  {"no host: use amqp://host:5672"},
+		"amqps://h,i?prefetch=-1":                                  {"takes one host", "prefetch is not"},
+		"redis://h:0/name?ack_wait=soon&a=b":                       {"not host", "number of a database", "ack_wait is not", `unknown option "a"`},
 		"kafka://h?%zz":                                            {"name=value"},
 		"kafka://us%er:secret@h":                                   {"not escaped"},
 	} {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"time"
 )
 
 // reach finds out whether any of the hosts takes connections. Most clients repeat and wait before they say so, some for minutes,
@@ -20,6 +21,16 @@ func reach(ctx context.Context, hosts ...string) error {
 	}
 	return fmt.Errorf("no connection: %w", errors.Join(faults...))
 }
+
+// left is how long the context lasts, 5 seconds at most: what clients that know no contexts are told of it.
+func left(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return max(min(time.Until(deadline), connectStep), time.Millisecond)
+	}
+	return connectStep
+}
+
+const connectStep = 5 * time.Second
 
 // within waits for open no longer than the context lasts, for clients that know no contexts. What they still open then is closed.
 func within[T any](ctx context.Context, open func() (T, error), closing func(T)) (T, error) {

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/twmb/franz-go/pkg/kfake"
@@ -13,7 +14,8 @@ func embeddedKafka(ctx context.Context, partitions int32, logger watermill.Logge
 	if err != nil {
 		return nil, err
 	}
-	b, err := kafkaSettings{brokers: cluster.ListenAddrs(), partitions: partitions, replication: 1}.open(ctx, logger)
+	k := kafkaSettings{brokers: cluster.ListenAddrs(), partitions: partitions, replication: 1, session: 10 * time.Second}
+	b, err := k.open(ctx, logger)
 	if err != nil {
 		cluster.Close()
 		return nil, err

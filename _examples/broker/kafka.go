@@ -32,7 +32,9 @@ func kafka(a *address) opener {
 		partitions: int32(a.number("partitions", 12, 1, 10_000)),
 		// 0 is the broker's default.replication.factor. Production wants 3, and min.insync.replicas 2.
 		replication: int16(a.number("replication", 0, 0, 100)),
-		tls:         a.boolean("tls"),
+		// After how long a member that has died is missed.
+		session: a.duration("session_timeout", 10*time.Second, time.Second),
+		tls:     a.boolean("tls"),
 	}
 	if a.user != nil {
 		k.user, k.password = a.user.Username(), a.password()
@@ -44,6 +46,7 @@ type kafkaSettings struct {
 	brokers        []string
 	partitions     int32
 	replication    int16
+	session        time.Duration
 	tls            bool
 	user, password string // SASL PLAIN where there is a user
 }
@@ -53,7 +56,10 @@ func (k kafkaSettings) open(ctx context.Context, logger watermill.LoggerAdapter)
 		return nil, err
 	}
 	client, err := within(ctx, func() (sarama.Client, error) {
-		return sarama.NewClient(k.brokers, k.producer())
+		config := k.producer()
+		config.Metadata.Retry.Max = 0
+		config.Net.DialTimeout, config.Net.ReadTimeout, config.Net.WriteTimeout = left(ctx), left(ctx), left(ctx)
+		return sarama.NewClient(k.brokers, config)
 	}, func(late sarama.Client) { _ = late.Close() })
 	if err != nil {
 		return nil, err
@@ -128,9 +134,9 @@ func (k kafkaSettings) consumer() *sarama.Config {
 	// What was handled in the last second before a crash comes again, and is found to be a duplicate.
 	config.Consumer.Offsets.AutoCommit.Interval = time.Second
 
-	// A member that has died is missed after 10 s; one that leaves, or comes, is noticed by the others within a second.
-	config.Consumer.Group.Session.Timeout = 10 * time.Second
-	config.Consumer.Group.Heartbeat.Interval = time.Second
+	// One that leaves, or comes, is noticed by the others within a tenth of that.
+	config.Consumer.Group.Session.Timeout = k.session
+	config.Consumer.Group.Heartbeat.Interval = k.session / 10
 
 	// How long the others wait, when partitions are handed over, for the messages in hand: see Retry.
 	config.Consumer.Group.Rebalance.Timeout = ackWait
