@@ -40,6 +40,9 @@ type Broker struct {
 	create    func(ctx context.Context, topic string, groups []string) error
 	close     func() error
 
+	mu          sync.Mutex
+	subscribers []*subscriber
+
 	once sync.Once
 	err  error
 }
@@ -82,7 +85,11 @@ func (b *Broker) Subscriber(group string) (message.Subscriber, error) {
 	if group == "" {
 		return nil, errors.New("broker: a subscriber needs a group")
 	}
-	return &subscriber{broker: b, group: group}, nil
+	s := &subscriber{broker: b, group: group}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.subscribers = append(b.subscribers, s)
+	return s, nil
 }
 
 // Create makes a topic, and makes it known which groups will read it, if they are not there yet. Brokers that keep a message for
@@ -98,9 +105,20 @@ func (b *Broker) Create(ctx context.Context, topic string, groups ...string) err
 	return nil
 }
 
-// Close ends the connections. Close the subscribers first.
+// Close ends everything: it closes the subscribers that are open, waits until those whose contexts have ended have let go of what
+// they had, and ends the connections.
 func (b *Broker) Close() error {
-	b.once.Do(func() { b.err = b.secrets.redact(b.close()) })
+	b.once.Do(func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		errs := make([]error, len(b.subscribers), len(b.subscribers)+1)
+		var all sync.WaitGroup
+		for i, s := range b.subscribers {
+			all.Go(func() { errs[i] = s.Close() })
+		}
+		all.Wait()
+		b.err = errors.Join(append(errs, b.secrets.redact(b.close()))...)
+	})
 	return b.err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -51,8 +52,18 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	}
 	opened := &subscription{plugin: plugin}
 	s.open = append(s.open, opened)
-	context.AfterFunc(ctx, func() { _ = opened.close() })
+	context.AfterFunc(ctx, func() {
+		if opened.close() == nil {
+			s.forget(opened)
+		}
+	})
 	return messages, nil
+}
+
+func (s *subscriber) forget(ended *subscription) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open = slices.DeleteFunc(s.open, func(one *subscription) bool { return one == ended })
 }
 
 func (s *subscriber) fault(topic string, err error) error {
@@ -62,14 +73,14 @@ func (s *subscriber) fault(topic string, err error) error {
 // Close ends all subscriptions.
 func (s *subscriber) Close() error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.closed = true
-	errs := make([]error, len(s.open))
+	open := slices.Clone(s.open)
+	s.mu.Unlock()
+	errs := make([]error, len(open))
 	var all sync.WaitGroup
-	for i, one := range s.open {
+	for i, one := range open {
 		all.Go(func() { errs[i] = one.close() })
 	}
 	all.Wait()
-	s.open = nil
 	return s.broker.secrets.redact(errors.Join(errs...))
 }
