@@ -83,8 +83,11 @@ func (w *world) effects(t *testing.T) []effect {
 // firstCopies reads outTopic and drops what a consumer of it would drop as duplicates.
 func (w *world) firstCopies(t *testing.T) (first []effect) {
 	t.Helper()
+	if w.out != nil {
+		return w.out.firstCopies(t, len(w.effects(t)))
+	}
 	seen := map[string]bool{}
-	for _, record := range w.Read(t, outTopic) {
+	for _, record := range w.Read(t, w.prefix+outTopic) {
 		var e effect
 		require.NoError(t, json.Unmarshal(record.Value, &e))
 		e.UUID = header(record, uuidHeader)

@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	wkafka "github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -21,10 +22,14 @@ import (
 const Partitions = 4
 
 // Longest bounds every wait of a test.
-const Longest = time.Minute
+const Longest = 2 * time.Minute
 
-// Kafka is an embedded broker, for one test.
-type Kafka struct{ Cluster *kfake.Cluster }
+// Kafka is a broker, for one test: an embedded one, or a server.
+type Kafka struct {
+	Cluster *kfake.Cluster // nil for a server
+
+	brokers []string
+}
 
 // StartKafka starts a broker with the given topics. It ends with the test, after whatever the test has started later.
 func StartKafka(t testing.TB, topics ...string) *Kafka {
@@ -36,11 +41,44 @@ func StartKafka(t testing.TB, topics ...string) *Kafka {
 	)
 	require.NoError(t, err)
 	t.Cleanup(cluster.Close)
-	return &Kafka{cluster}
+	return embedded(cluster)
+}
+
+func embedded(cluster *kfake.Cluster) *Kafka { return &Kafka{cluster, cluster.ListenAddrs()} }
+
+// Server is a Kafka that is running.
+func Server(brokers []string) *Kafka { return &Kafka{brokers: brokers} }
+
+// Create makes topics.
+func (k *Kafka) Create(t testing.TB, partitions int32, settings map[string]*string, topics ...string) {
+	t.Helper()
+	k.admin(t, func(ctx context.Context, admin *kadm.Client) {
+		created, err := admin.CreateTopics(ctx, partitions, 1, settings, topics...)
+		require.NoError(t, err)
+		require.NoError(t, created.Error())
+	})
+}
+
+// WaitMembers waits until a group has so many members, and all partitions are theirs.
+func (k *Kafka) WaitMembers(t testing.TB, group string, n int) {
+	t.Helper()
+	k.admin(t, func(ctx context.Context, admin *kadm.Client) {
+		for {
+			groups, err := admin.DescribeGroups(ctx, group)
+			if g := groups[group]; err == nil && g.State == "Stable" && len(g.Members) == n {
+				return
+			}
+			select {
+			case <-ctx.Done():
+				require.Fail(t, "the group is not as it should be", "%s: %+v %v", group, groups[group], err)
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	})
 }
 
 // Brokers is where it is to be reached, from other processes too.
-func (k *Kafka) Brokers() []string { return k.Cluster.ListenAddrs() }
+func (k *Kafka) Brokers() []string { return k.brokers }
 
 // NewPublisher makes a Publisher with settings under which the broker neither loses, doubles nor reorders messages. It serves as the
 // poison queue too, for records that have no UUID to be spread by.
@@ -97,7 +135,7 @@ func (k *Kafka) Produce(t testing.TB, records ...*kgo.Record) {
 // Read gives the records that a topic has now, those of a partition in their order.
 func (k *Kafka) Read(t testing.TB, topic string) []*kgo.Record {
 	t.Helper()
-	missing := k.ends(topic)
+	missing := k.ends(t, topic)
 	client, err := kgo.NewClient(
 		kgo.SeedBrokers(k.Brokers()...),
 		kgo.ConsumeTopics(topic),
@@ -127,37 +165,62 @@ func (k *Kafka) Read(t testing.TB, topic string) []*kgo.Record {
 }
 
 // Len is how many records a topic has.
-func (k *Kafka) Len(topic string) (n int) {
-	for _, end := range k.ends(topic) {
+func (k *Kafka) Len(t testing.TB, topic string) (n int) {
+	t.Helper()
+	for _, end := range k.ends(t, topic) {
 		n += int(end)
 	}
 	return n
 }
 
 // ends gives the next offset of each partition that has records.
-func (k *Kafka) ends(topic string) map[int32]int64 {
+func (k *Kafka) ends(t testing.TB, topic string) map[int32]int64 {
+	t.Helper()
 	ends := map[int32]int64{}
-	for _, p := range k.Cluster.PartitionInfos(topic) {
-		if p.HighWatermark > 0 {
-			ends[p.Partition] = p.HighWatermark
-		}
-	}
+	k.admin(t, func(ctx context.Context, admin *kadm.Client) {
+		offsets, err := admin.ListEndOffsets(ctx, topic)
+		require.NoError(t, err)
+		require.NoError(t, offsets.Error())
+		offsets.Each(func(o kadm.ListedOffset) {
+			if o.Offset > 0 {
+				ends[o.Partition] = o.Offset
+			}
+		})
+	})
 	return ends
 }
 
 // WaitConsumed waits until a group has committed all that a topic has.
 func (k *Kafka) WaitConsumed(t testing.TB, group, topic string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Longest)
-	defer cancel()
-	ends := k.ends(topic)
-	info, err := k.Cluster.WaitGroupInfo(ctx, group, func(info *kfake.GroupInfo) bool {
-		for partition, end := range ends {
-			if info == nil || info.Commits[topic][partition].Offset < end {
-				return false
+	ends := k.ends(t, topic)
+	k.admin(t, func(ctx context.Context, admin *kadm.Client) {
+		for {
+			committed, err := admin.FetchOffsets(ctx, group)
+			missing := map[int32]int64{}
+			for partition, end := range ends {
+				if at, _ := committed.Lookup(topic, partition); at.At < end {
+					missing[partition] = at.At
+				}
+			}
+			if len(missing) == 0 {
+				return
+			}
+			select {
+			case <-ctx.Done():
+				require.Fail(t, "not consumed in time", "group %s is at %v of topic %s, which ends at %v: %v", group, missing, topic, ends, err)
+			case <-time.After(20 * time.Millisecond):
 			}
 		}
-		return true
 	})
-	require.NoError(t, err, "group %s is at %+v, and %s ends at %v", group, info, topic, ends)
+}
+
+func (k *Kafka) admin(t testing.TB, use func(ctx context.Context, admin *kadm.Client)) {
+	t.Helper()
+	client, err := kgo.NewClient(kgo.SeedBrokers(k.Brokers()...))
+	require.NoError(t, err)
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), Longest)
+	defer cancel()
+	use(ctx, kadm.NewClient(client))
 }

@@ -46,7 +46,10 @@ func outgoing(topic, key string, n int) outbox.Outgoing {
 // the same partition. Each with the settings that package kafkasink gives.
 func TestSinkAndWatermill(t *testing.T) {
 	t.Parallel()
-	kafka := StartKafka(t, "topic")
+	sinkAndWatermill(t, StartKafka(t, "topic"), "topic")
+}
+
+func sinkAndWatermill(t *testing.T, kafka *Kafka, topic string) {
 	sink := newSink(t, kafka.Brokers(), kafkasink.Config{})
 	stock, err := wkafka.NewPublisher(wkafka.PublisherConfig{
 		Brokers:               kafka.Brokers(),
@@ -60,7 +63,7 @@ func TestSinkAndWatermill(t *testing.T) {
 	sent := map[string]*message.Message{}
 	for n := range 20 {
 		for _, by := range []string{"sink", "stock", "sink's Publish"} {
-			out := outgoing("topic", fmt.Sprint("key ", n), 0)
+			out := outgoing(topic, fmt.Sprint("key ", n), 0)
 			out.Message.UUID = by + fmt.Sprint(n)
 			out.Message.Metadata.Set("Ünicode", "ключ\n")
 			out.Message.Metadata.Set("empty", "")
@@ -69,9 +72,9 @@ func TestSinkAndWatermill(t *testing.T) {
 			case "sink":
 				batch = append(batch, out)
 			case "stock":
-				require.NoError(t, stock.Publish("topic", out.Message))
+				require.NoError(t, stock.Publish(topic, out.Message))
 			default:
-				require.NoError(t, sink.Publish("topic", out.Message))
+				require.NoError(t, sink.Publish(topic, out.Message))
 			}
 		}
 	}
@@ -80,11 +83,11 @@ func TestSinkAndWatermill(t *testing.T) {
 	config := kafkasink.SubscriberConfig()
 	config.Net.ReadTimeout = 5 * time.Second
 	subscriber, err := wkafka.NewSubscriber(wkafka.SubscriberConfig{
-		Brokers: kafka.Brokers(), ConsumerGroup: "group", OverwriteSaramaConfig: config,
+		Brokers: kafka.Brokers(), ConsumerGroup: topic + "-group", OverwriteSaramaConfig: config,
 	}, watermill.NopLogger{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, subscriber.Close()) }()
-	messages, err := subscriber.Subscribe(t.Context(), "topic") // a new group, begun after all was sent
+	messages, err := subscriber.Subscribe(t.Context(), topic) // a new group, begun after all was sent
 	require.NoError(t, err)
 	partitions := map[string]int32{}
 	for range sent {
@@ -112,18 +115,21 @@ func TestSinkAndWatermill(t *testing.T) {
 
 func TestSinkCompresses(t *testing.T) {
 	t.Parallel()
-	kafka := StartKafka(t, "topic")
+	sinkCompresses(t, StartKafka(t, "topic"), "topic")
+}
+
+func sinkCompresses(t *testing.T, kafka *Kafka, topic string) {
 	for _, codec := range []sarama.CompressionCodec{sarama.CompressionGZIP, sarama.CompressionSnappy, sarama.CompressionLZ4, sarama.CompressionZSTD} {
 		config := kafkasink.PublisherConfig()
 		config.Producer.Compression = codec
 		sink := newSink(t, kafka.Brokers(), kafkasink.Config{Sarama: config})
 		var batch []outbox.Outgoing
 		for n := range 100 {
-			batch = append(batch, outgoing("topic", codec.String(), n))
+			batch = append(batch, outgoing(topic, codec.String(), n))
 		}
 		require.NoError(t, errors.Join(sink.PublishBatch(t.Context(), batch)...))
 	}
-	checkOrder(t, kafka, []string{"topic"}, 100)
+	checkOrder(t, kafka, []string{topic}, 100)
 }
 
 // A relay's loop, over a Kafka of three brokers that refuses, falls silent, loses answers, moves partitions and forgets its
@@ -139,7 +145,7 @@ func TestSinkOverABadKafka(t *testing.T) {
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(3), kfake.SeedTopics(Partitions, topics...), kfake.AllowAutoTopicCreation())
 	require.NoError(t, err)
 	t.Cleanup(cluster.Close)
-	kafka := &Kafka{cluster}
+	kafka := embedded(cluster)
 
 	config := kafkasink.PublisherConfig()
 	config.Net.ReadTimeout = 2 * time.Second
@@ -209,11 +215,15 @@ func TestSinkOverATopicWithALimit(t *testing.T) {
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "topic"), kfake.BrokerConfigs(map[string]string{"message.max.bytes": "5000"}))
 	require.NoError(t, err)
 	t.Cleanup(cluster.Close)
-	kafka := &Kafka{cluster}
+	sinkOverATopicWithALimit(t, embedded(cluster), "topic")
+}
+
+// The topic takes 5,000 bytes at a time, and has one partition.
+func sinkOverATopicWithALimit(t *testing.T, kafka *Kafka, topic string) {
 	sink := newSink(t, kafka.Brokers(), kafkasink.Config{})
 	var batch []outbox.Outgoing
 	for n := range 300 {
-		batch = append(batch, outgoing("topic", fmt.Sprint("key", n%100), n/100))
+		batch = append(batch, outgoing(topic, fmt.Sprint("key", n%100), n/100))
 	}
 	batch[150].Message.Metadata.Set("large", strings.Repeat("x", 6000)) // key50.1
 	for i, err := range sink.PublishBatch(t.Context(), batch) {
@@ -228,7 +238,7 @@ func TestSinkOverATopicWithALimit(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	require.Equal(t, 298, kafka.Len("topic"))
+	require.Equal(t, 298, kafka.Len(t, topic))
 }
 
 // Kafka is not there when the sink is made, comes, goes, and comes back: the sink goes on by itself.
@@ -254,7 +264,7 @@ func TestSinkOutlivesKafka(t *testing.T) {
 		cluster := start()
 		require.NoError(t, send())
 		require.NoError(t, send())
-		require.Equal(t, 2, (&Kafka{cluster}).Len("topic"))
+		require.Equal(t, 2, embedded(cluster).Len(t, "topic"))
 		cluster.Close()
 		require.Error(t, send())
 	}
@@ -266,7 +276,7 @@ func TestSinkFollowsLeaders(t *testing.T) {
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(3), kfake.SeedTopics(Partitions, "topic"))
 	require.NoError(t, err)
 	t.Cleanup(cluster.Close)
-	kafka := &Kafka{cluster}
+	kafka := embedded(cluster)
 	sink := newSink(t, kafka.Brokers(), kafkasink.Config{})
 	const rounds, keys = 10, 20
 	for n := range rounds {
@@ -277,7 +287,7 @@ func TestSinkFollowsLeaders(t *testing.T) {
 		require.NoError(t, errors.Join(sink.PublishBatch(t.Context(), batch)...))
 		cluster.ShufflePartitionLeaders()
 	}
-	require.Equal(t, rounds*keys, kafka.Len("topic"))
+	require.Equal(t, rounds*keys, kafka.Len(t, "topic"))
 	checkOrder(t, kafka, []string{"topic"}, rounds)
 }
 
@@ -309,10 +319,14 @@ func TestSinkOverAFrozenKafka(t *testing.T) {
 // One topic is missing, and then made: it holds up nothing else.
 func TestSinkWithoutATopic(t *testing.T) {
 	t.Parallel()
-	kafka := StartKafka(t, "topic")
+	sinkWithoutATopic(t, StartKafka(t, "topic"), "topic")
+}
+
+func sinkWithoutATopic(t *testing.T, kafka *Kafka, topic string) {
+	missing := topic + "-missing"
 	sink := newSink(t, kafka.Brokers(), kafkasink.Config{})
 	send := func() []error {
-		return sink.PublishBatch(t.Context(), []outbox.Outgoing{outgoing("topic", "a", 0), outgoing("missing", "b", 0), outgoing("topic", "b", 1)})
+		return sink.PublishBatch(t.Context(), []outbox.Outgoing{outgoing(topic, "a", 0), outgoing(missing, "b", 0), outgoing(topic, "b", 1)})
 	}
 	for range 2 {
 		errs := send()
@@ -323,9 +337,9 @@ func TestSinkWithoutATopic(t *testing.T) {
 	admin, err := sarama.NewClusterAdmin(kafka.Brokers(), kafkasink.PublisherConfig())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, admin.Close()) }()
-	require.NoError(t, admin.CreateTopic("missing", &sarama.TopicDetail{NumPartitions: 1, ReplicationFactor: 1}, false))
+	require.NoError(t, admin.CreateTopic(missing, &sarama.TopicDetail{NumPartitions: 1, ReplicationFactor: 1}, false))
 	require.NoError(t, errors.Join(send()...))
-	require.Equal(t, 1, kafka.Len("missing"))
+	require.Equal(t, 1, kafka.Len(t, missing))
 }
 
 // checkOrder looks at each partition: the messages of a key come in their order, repeats dropped, and over all topics none is

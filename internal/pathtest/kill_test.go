@@ -23,7 +23,7 @@ select count(*) = 0 from pg_stat_activity where datname = current_database() and
 	w.waitFor(t, `
 select (select count(*) from effects) + (select count(*) from counters) + (select count(*) from watermill_processed_events)
   + (select count(*) from watermill_outbox) = 0`)
-	require.Zero(t, w.Len(outTopic))
+	require.Zero(t, w.Len(t, outTopic))
 
 	start(t, w.service())
 	w.waitUntilSettled(t)

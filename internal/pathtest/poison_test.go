@@ -57,7 +57,7 @@ func TestRecordsWithoutUUID(t *testing.T) {
 	w.send(t, history("c", 2, 5)...)
 	w.waitUntilSettled(t)
 	w.check(t)
-	require.GreaterOrEqual(t, w.Len(poisonTopic), 3*len(consumers), "each, and again where a rebalance had it delivered again")
+	require.GreaterOrEqual(t, w.Len(t, poisonTopic), 3*len(consumers), "each, and again where a rebalance had it delivered again")
 }
 
 // With a key that those records do have, they are events as all others.
@@ -74,5 +74,5 @@ func TestRecordsOfOtherProducers(t *testing.T) {
 	w.sent["b.1"] = event{"b.1", "b", 1}
 	w.waitUntilSettled(t)
 	w.check(t)
-	require.Zero(t, w.Len(poisonTopic))
+	require.Zero(t, w.Len(t, poisonTopic))
 }

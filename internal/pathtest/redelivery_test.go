@@ -70,7 +70,7 @@ func TestFailuresAfterTheWork(t *testing.T) {
 	w.send(t, mixed(t, history("a", 3, 5))...)
 	w.waitUntilSettled(t)
 	w.check(t)
-	require.Zero(t, w.Len(poisonTopic))
+	require.Zero(t, w.Len(t, poisonTopic))
 }
 
 // No offset is ever committed, as where consumers die before: each start finds the whole topic again.
@@ -85,7 +85,7 @@ func TestRestartBeforeTheOffsetCommit(t *testing.T) {
 		s := w.service()
 		s.outcome = handled.add
 		stop := start(t, s)
-		handled.wait(t, len(consumers)*w.Len(eventsTopic)) // all of the topic, from its beginning
+		handled.wait(t, len(consumers)*w.Len(t, eventsTopic)) // all of the topic, from its beginning
 		stop()
 	}
 	callOff()

@@ -26,13 +26,13 @@ func TestRelayKilled(t *testing.T) {
 		child.waitReached(t)
 		child.kill()
 	}
-	require.Less(t, w.Len(outTopic), 2*200)
+	require.Less(t, w.Len(t, outTopic), 2*200)
 
 	relay.Crash = crash{}
 	start(t, relay)
 	w.waitUntilSettled(t)
 	w.check(t)
-	require.Greater(t, w.Len(outTopic), 2*200) // the test did see repeats
+	require.Greater(t, w.Len(t, outTopic), 2*200) // the test did see repeats
 }
 
 // A second relay waits, and takes over from one that was killed.
@@ -76,5 +76,5 @@ func TestRelayOverABadBroker(t *testing.T) {
 	w.send(t, history("a", 10, 10)...)
 	w.waitUntilSettled(t)
 	w.check(t)
-	require.Greater(t, w.Len(outTopic), 2*100) // the test did see repeats
+	require.Greater(t, w.Len(t, outTopic), 2*100) // the test did see repeats
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/watermill-once/watermill-once/_examples/broker"
 	"github.com/watermill-once/watermill-once/dedupe"
 	once "github.com/watermill-once/watermill-once/middleware"
 	"github.com/watermill-once/watermill-once/ordering"
@@ -23,16 +25,20 @@ import (
 
 // service is one process of a service: its consumers, its relay, or both. It is JSON so that a child process can be one.
 type service struct {
-	Brokers   []string
-	URL       string // of the database
+	Brokers   []string // of a Kafka, with settings that make things happen soon
+	Broker    string   // or the URL of any broker, with the settings of _examples/broker
+	Prefix    string   // of topics and groups
+	URL       string   // of the database
 	Consumers []string
 	Relay     bool
 	JSONKey   bool  // the event id is in the payload, and not the message's UUID
 	Crash     crash // where a child stops, to be killed there
 
+	shared  *broker.Broker                   // or one that is open already
 	atCrash func()                           // called there; nil: no such place
 	around  message.HandlerMiddleware        // inside the transaction; nil: nothing
 	outcome func(outcome once.Outcome)       // told of each; nil: nobody
+	running func()                           // told when the consumers have subscribed; nil: nobody
 	sending func(publish func() error) error // what the relay's Publish does; nil: publish
 }
 
@@ -51,7 +57,14 @@ const (
 
 // service gives one with everything on, for the world.
 func (w *world) service() service {
-	return service{Brokers: w.Brokers(), URL: w.url, Consumers: consumers, Relay: true}
+	s := service{Broker: w.address, Prefix: w.prefix, URL: w.url, Consumers: consumers, Relay: true}
+	if w.address == "" {
+		s.Brokers = w.Brokers()
+	}
+	if strings.HasPrefix(w.address, "gochannel") {
+		s.shared = w.broker // there is no other way to it
+	}
+	return s
 }
 
 // run runs until the context ends.
@@ -62,11 +75,11 @@ func (s service) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer pool.Close()
-	broker, err := NewPublisher(s.Brokers, logger)
+	b, err := s.connect(ctx, logger)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, broker.Close()) }()
+	defer func() { err = errors.Join(err, b.close()) }()
 	publisher, err := outbox.NewPublisher(outbox.Config{})
 	if err != nil {
 		return err
@@ -74,28 +87,64 @@ func (s service) run(ctx context.Context) (err error) {
 
 	group, ctx := errgroup.WithContext(ctx)
 	if s.Relay {
-		relay, err := outbox.NewRelay(pool, relayBroker{broker, s}, outbox.RelayConfig{Wake: publisher, PollInterval: 10 * time.Millisecond}, logger)
+		relay, err := outbox.NewRelay(pool, s.relayBroker(b.publisher), outbox.RelayConfig{Wake: publisher, PollInterval: 10 * time.Millisecond}, logger)
 		if err != nil {
 			return err
 		}
 		group.Go(func() error { return relay.Run(ctx) })
 	}
 	if len(s.Consumers) > 0 {
-		router, err := s.router(pool, broker, publisher, logger)
+		router, err := s.router(pool, b, publisher, logger)
 		if err != nil {
 			return err
 		}
 		group.Go(func() error { return router.Run(ctx) })
+		if s.running != nil {
+			group.Go(func() error {
+				select {
+				case <-router.Running():
+					s.running()
+				case <-ctx.Done():
+				}
+				return nil
+			})
+		}
 	}
 	return group.Wait()
 }
 
-func (s service) router(pool *pgxpool.Pool, broker message.Publisher, publisher *outbox.Publisher, logger watermill.LoggerAdapter) (*message.Router, error) {
+// connection is what a service has of its broker.
+type connection struct {
+	publisher  message.Publisher
+	subscriber func(group string) (message.Subscriber, error)
+	close      func() error
+}
+
+func (s service) connect(ctx context.Context, logger watermill.LoggerAdapter) (connection, error) {
+	if s.shared != nil {
+		return connection{s.shared.Publisher, s.shared.Subscriber, func() error { return nil }}, nil
+	}
+	if s.Broker != "" {
+		b, err := broker.Open(ctx, s.Broker, logger)
+		if err != nil {
+			return connection{}, err
+		}
+		return connection{b.Publisher, b.Subscriber, b.Close}, nil
+	}
+	publisher, err := NewPublisher(s.Brokers, logger)
+	if err != nil {
+		return connection{}, err
+	}
+	subscriber := func(group string) (message.Subscriber, error) { return NewSubscriber(s.Brokers, group, logger) }
+	return connection{publisher, subscriber, publisher.Close}, nil
+}
+
+func (s service) router(pool *pgxpool.Pool, b connection, publisher *outbox.Publisher, logger watermill.LoggerAdapter) (*message.Router, error) {
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: Longest}, logger)
 	if err != nil {
 		return nil, err
 	}
-	poison, err := wmiddleware.PoisonQueueWithFilter(broker, poisonTopic, once.ShouldPoison)
+	poison, err := wmiddleware.PoisonQueueWithFilter(b.publisher, s.Prefix+poisonTopic, once.ShouldPoison)
 	if err != nil {
 		return nil, err
 	}
@@ -114,11 +163,11 @@ func (s service) router(pool *pgxpool.Pool, broker message.Publisher, publisher 
 		if err != nil {
 			return nil, err
 		}
-		subscriber, err := NewSubscriber(s.Brokers, consumer, logger)
+		subscriber, err := b.subscriber(s.Prefix + consumer)
 		if err != nil {
 			return nil, err
 		}
-		handler := router.AddHandler(consumer, eventsTopic, subscriber, outTopic, publisher, s.handler(consumer))
+		handler := router.AddHandler(consumer, s.Prefix+eventsTopic, subscriber, s.Prefix+outTopic, publisher, s.handler(consumer))
 		handler.AddMiddleware(transactional)
 		if s.around != nil {
 			handler.AddMiddleware(s.around)
@@ -176,6 +225,14 @@ func (s service) onOutcome(_ context.Context, o once.Outcome) {
 	}
 }
 
+// relayBroker gives the broker itself, which may take batches, where nothing is to happen on the way to it.
+func (s service) relayBroker(publisher message.Publisher) message.Publisher {
+	if s.Crash.Point == "" && s.sending == nil {
+		return publisher
+	}
+	return relayBroker{publisher, s}
+}
+
 // relayBroker is the broker as the relay has it.
 type relayBroker struct {
 	message.Publisher
@@ -203,10 +260,12 @@ func (s service) reach(point string) {
 	}
 }
 
-// start runs a service until stop is called, at the latest at the end of the test.
+// start runs a service until stop is called, at the latest at the end of the test. It returns when the consumers have subscribed.
 func start(t *testing.T, s service) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
+	running := make(chan struct{})
+	s.running = func() { close(running) }
 	ended := make(chan error, 1)
 	go func() { ended <- s.run(ctx) }()
 	var once sync.Once
@@ -217,5 +276,13 @@ func start(t *testing.T, s service) (stop func()) {
 		})
 	}
 	t.Cleanup(stop)
+	if len(s.Consumers) > 0 {
+		select {
+		case <-running:
+		case err := <-ended:
+			ended <- err
+			require.NoError(t, err)
+		}
+	}
 	return stop
 }

@@ -2,6 +2,7 @@ package pathtest
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -14,16 +15,18 @@ import (
 type tally struct {
 	mu    sync.Mutex
 	acked int
+	kinds map[once.Kind]int
 	more  chan struct{} // closed at each one, and replaced
 }
 
 func newTally() *tally {
-	return &tally{more: make(chan struct{})}
+	return &tally{kinds: map[once.Kind]int{}, more: make(chan struct{})}
 }
 
 func (c *tally) add(o once.Outcome) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.kinds[o.Kind]++
 	if o.Kind == once.Failed {
 		return
 	}
@@ -32,22 +35,39 @@ func (c *tally) add(o once.Outcome) {
 	c.more = make(chan struct{})
 }
 
+func (c *tally) number(kind once.Kind) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.kinds[kind]
+}
+
 // wait returns when n deliveries were acked.
 func (c *tally) wait(t *testing.T, n int) {
+	t.Helper()
+	c.waitUntil(t, func() bool { return c.acked >= n })
+}
+
+// waitFor returns when there were n of a kind.
+func (c *tally) waitFor(t *testing.T, kind once.Kind, n int) {
+	t.Helper()
+	c.waitUntil(t, func() bool { return c.kinds[kind] >= n })
+}
+
+func (c *tally) waitUntil(t *testing.T, enough func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Longest)
 	defer cancel()
 	for {
 		c.mu.Lock()
-		acked, more := c.acked, c.more
+		reached, more, kinds := enough(), c.more, fmt.Sprint(c.kinds)
 		c.mu.Unlock()
-		if acked >= n {
+		if reached {
 			return
 		}
 		select {
 		case <-more:
 		case <-ctx.Done():
-			require.Fail(t, "not all were handled in time", "%d of %d", acked, n)
+			require.Fail(t, "not all were handled in time", "%s", kinds)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/watermill-once/watermill-once/_examples/broker"
 	"github.com/watermill-once/watermill-once/internal/pgtest"
 	once "github.com/watermill-once/watermill-once/middleware"
 	"github.com/watermill-once/watermill-once/outbox"
@@ -62,9 +63,15 @@ type event struct {
 	Version int64  `json:"version"`
 }
 
-// world is what surrounds the services of one test: Kafka, PostgreSQL, and what was sent.
+// world is what surrounds the services of one test: a broker, PostgreSQL, and what was sent.
 type world struct {
-	*Kafka
+	*Kafka         // nil: another broker
+	address string // of that, or of this one where it is used with the settings of _examples/broker
+	broker  *broker.Broker
+	prefix  string // of topics and groups
+
+	out       *collector // of what comes out, where it is not read from Kafka
+	poisoned  *collector
 	url       string
 	pool      *pgxpool.Pool
 	publisher message.Publisher
@@ -73,8 +80,23 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	kafka := StartKafka(t, eventsTopic, outTopic, poisonTopic)
-	url := pgtest.FromTemplate(t, "pathtest", func(ctx context.Context, conn *pgx.Conn) error {
+	return newKafkaWorld(t, StartKafka(t, eventsTopic, outTopic, poisonTopic))
+}
+
+// newKafkaWorld is over a Kafka that has the topics.
+func newKafkaWorld(t *testing.T, kafka *Kafka) *world {
+	t.Helper()
+	publisher, err := NewPublisher(kafka.Brokers(), watermill.NopLogger{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, publisher.Close()) })
+	w := &world{Kafka: kafka, publisher: publisher, sent: map[string]event{}}
+	w.openDatabase(t)
+	return w
+}
+
+func (w *world) openDatabase(t *testing.T) {
+	t.Helper()
+	w.url = pgtest.FromTemplate(t, "pathtest", func(ctx context.Context, conn *pgx.Conn) error {
 		pool, err := pgxpool.New(ctx, conn.Config().ConnString())
 		if err != nil {
 			return err
@@ -86,10 +108,7 @@ func newWorld(t *testing.T) *world {
 		_, err = pool.Exec(ctx, tables)
 		return err
 	})
-	publisher, err := NewPublisher(kafka.Brokers(), watermill.NopLogger{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, publisher.Close()) })
-	return &world{Kafka: kafka, url: url, pool: pgtest.PoolOn(t, url), publisher: publisher, sent: map[string]event{}}
+	w.pool = pgtest.PoolOn(t, w.url)
 }
 
 // send publishes events as a producer does that repeats itself: in order, on the partition of their entity.
@@ -106,7 +125,7 @@ func (w *world) sendAs(t *testing.T, e event, partitionKey string) {
 	require.NoError(t, err)
 	msg := message.NewMessage(e.ID, payload)
 	msg.Metadata.Set(outbox.PartitionKeyKey, partitionKey)
-	require.NoError(t, w.publisher.Publish(eventsTopic, msg))
+	require.NoError(t, w.publisher.Publish(w.prefix+eventsTopic, msg))
 	w.sent[e.ID] = e
 }
 
@@ -173,7 +192,7 @@ func (w *world) waitForEffects(t *testing.T, n int) {
 func (w *world) waitUntilSettled(t *testing.T) {
 	t.Helper()
 	for _, group := range consumers {
-		w.WaitConsumed(t, group, eventsTopic)
+		w.WaitConsumed(t, w.prefix+group, w.prefix+eventsTopic)
 	}
 	w.waitFor(t, "select count(*) = 0 from watermill_outbox")
 }
