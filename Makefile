@@ -1,4 +1,5 @@
-# Targets: lint, test, example, bench. Nothing but Go is needed; PostgreSQL is found, or downloaded, by the tests.
+# Targets: lint, test, example, bench, up, down, kafka. Nothing but Go is needed; PostgreSQL is found, or downloaded, by the tests.
+# The tests over other brokers use the servers that are installed, or those of "make up", or are skipped.
 
 GO      ?= go
 MODULES := . internal/pathtest _examples
@@ -9,7 +10,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # The race detector needs cgo, and that a C compiler that works. CI must have one.
 RACE = $(shell CGO_ENABLED=1 $(GO) test -race -run=none errors >/dev/null 2>&1 && echo -race)
 
-.PHONY: lint test example bench tidy
+.PHONY: lint test example bench tidy kafka up down
 
 lint:
 	@test -z "$$(gofmt -l . | tee /dev/stderr)"
@@ -24,7 +25,7 @@ test:
 		if [ -n "$$CI" ]; then echo "no C compiler that works: CI requires -race" >&2; exit 1; fi; \
 		echo "no C compiler that works: the tests run without the race detector"; cgo=0; fi; \
 	for m in $(MODULES); do echo "test $$m"; \
-		CGO_ENABLED=$$cgo $(GO) -C $$m test $$race -count=1 ./... || exit 1; done
+		CGO_ENABLED=$$cgo $(GO) -C $$m test $$race -count=1 -timeout 15m ./... || exit 1; done
 
 example:
 	$(GO) -C _examples run ./webhooks
@@ -35,3 +36,16 @@ bench:
 
 tidy:
 	@for m in $(MODULES); do $(GO) -C $$m mod tidy || exit 1; done
+
+# Apache Kafka's jars, for the tests, by Maven: they start it with Java 17.
+kafka:
+	mvn -B -q -f internal/pathtest/kafka/pom.xml package
+
+# The servers in containers. The tests use them where the variables are exported.
+up:
+	docker compose up -d --wait
+	@echo "export DATABASE_URL='postgres://postgres:postgres@127.0.0.1:5432/postgres?sslmode=disable'"
+	@echo "export KAFKA_URL=kafka://127.0.0.1:9092 NATS_URL=nats://127.0.0.1:4222 AMQP_URL=amqp://127.0.0.1:5672 REDIS_URL=redis://127.0.0.1:6379"
+
+down:
+	docker compose down --volumes

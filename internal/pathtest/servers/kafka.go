@@ -40,7 +40,7 @@ func StartKafka(t testing.TB) *KafkaServer {
 	jars, err := filepath.Abs(KafkaJars)
 	require.NoError(t, err)
 	if found, _ := filepath.Glob(filepath.Join(jars, "kafka_2.13-*.jar")); len(found) == 0 {
-		missing(t, "KAFKA_URL", "not set, and there are no jars in %s: make kafka", KafkaJars)
+		missing(t, "KAFKA_URL", "not set, or of no use to a test that kills its server, and there are no jars in %s: make kafka", KafkaJars)
 	}
 	java := installed(t, "KAFKA_URL", "java", "/usr/bin/java")
 	k := &KafkaServer{dir: newDirectory(t), port: freePort(t), java: []string{

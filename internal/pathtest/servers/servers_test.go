@@ -22,10 +22,10 @@ func TestMain(m *testing.M) {
 // A server takes connections while its test runs, and no longer.
 func TestServersEndWithTheirTests(t *testing.T) {
 	t.Parallel()
-	for name, start := range map[string]func(testing.TB) string{
-		"NATS": servers.NATS, "Redis": servers.Redis, "RabbitMQ": servers.RabbitMQ, "Kafka": servers.Kafka,
+	for variable, start := range map[string]func(testing.TB) string{
+		"NATS_URL": servers.NATS, "REDIS_URL": servers.Redis, "AMQP_URL": servers.RabbitMQ, "KAFKA_URL": servers.Kafka,
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(variable, func(t *testing.T) {
 			t.Parallel()
 			var address string
 			t.Run("start", func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestServersEndWithTheirTests(t *testing.T) {
 				address = u.Host
 				require.NoError(t, connect(address))
 			})
-			if address != "" && os.Getenv(map[string]string{"RabbitMQ": "AMQP_URL"}[name]) == "" {
+			if address != "" && os.Getenv(variable) == "" {
 				require.Error(t, connect(address))
 			}
 		})
