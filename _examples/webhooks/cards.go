@@ -22,7 +22,7 @@ const upsertCard = `
 insert into cards (card, status, changed_at, event_id)
 values ($1, $2, $3, $4)
 on conflict (card) do update
-set status = excluded.status, changed_at = excluded.changed_at, event_id = excluded.event_id`
+set status = excluded.status, changed_at = excluded.changed_at, event_id = excluded.event_id, updated_at = now()`
 
 // changeCard is called once for each event that is newer than what its card has had. The card, the notice and the claim of the
 // event commit together.

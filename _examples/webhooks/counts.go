@@ -15,12 +15,13 @@ import (
 type counts struct {
 	mu       sync.Mutex
 	of       map[string]map[once.Kind]int // by consumer
+	last     map[string]once.Kind         // by consumer
 	inPoison int
 	changed  chan struct{} // closed, and a new one made, with each change
 }
 
 func newCounts() *counts {
-	return &counts{of: map[string]map[once.Kind]int{}, changed: make(chan struct{})}
+	return &counts{of: map[string]map[once.Kind]int{}, last: map[string]once.Kind{}, changed: make(chan struct{})}
 }
 
 // add fits Config.OnOutcome.
@@ -31,6 +32,7 @@ func (c *counts) add(_ context.Context, o once.Outcome) {
 		c.of[o.Consumer] = map[once.Kind]int{}
 	}
 	c.of[o.Consumer][o.Kind]++
+	c.last[o.Consumer] = o.Kind
 	c.signal()
 }
 
@@ -57,6 +59,13 @@ func (c *counts) number(consumer string, kinds ...once.Kind) int {
 		n += c.of[consumer][kind]
 	}
 	return n
+}
+
+// latest is how a consumer's last delivery ended.
+func (c *counts) latest(consumer string) once.Kind {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last[consumer]
 }
 
 // handled is how many deliveries a consumer is done with.

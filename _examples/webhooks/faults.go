@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"hash/fnv"
+	"net/http"
 	"sync"
 	"sync/atomic"
 
@@ -15,7 +16,20 @@ var errAfterWork = errors.New("failed after the work was done")
 
 // faults are what goes wrong in the consumers on purpose. A real service has no such thing.
 type faults struct {
-	failed sync.Map // the events that have failed, once for each consumer
+	failed  sync.Map // the events that have failed, once for each consumer
+	arrived atomic.Int64
+}
+
+// refuseSome answers every twentieth delivery with 503, as what stands before a service does while that is being replaced. The
+// delivery comes again.
+func (f *faults) refuseSome(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if f.arrived.Add(1)%20 == 0 {
+			http.Error(w, "try again later", http.StatusServiceUnavailable)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // failSome fails one event in fifty when its handler has done all its work: half of them by an error, half by a panic. All of

@@ -18,8 +18,9 @@ import (
 // A "card" is whatever an event is about (an issue, a run, a branch), its status the event's name and action, and the amount
 // the size of the payload.
 var githubSource = source{
-	eventID:  dedupe.JSONField("delivery_id"),
-	position: githubPosition,
+	eventID:   dedupe.JSONField("delivery_id"),
+	eventType: githubEvent,
+	position:  githubPosition,
 	read: func(body []byte) (change, error) {
 		var event struct {
 			Event   string          `json:"event"`

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 
@@ -24,6 +25,9 @@ func main() {
 	flag.StringVar(&c.input, "input", "", "`FILE` of recorded deliveries to send, one JSON object a line, instead of made ones")
 	flag.IntVar(&c.events, "events", 2000, "how many events to make")
 	flag.Uint64Var(&c.seed, "seed", 1, "of the events and of what happens to them")
+	flag.StringVar(&c.serve, "serve", "",
+		"`ADDRESS`, as 127.0.0.1:8080, at which to show the provider's console until interrupted, in place of the proof")
+	flag.DurationVar(&c.pace, "pace", 2*time.Second, "of the deliveries that the console shows")
 	verbose := flag.Bool("v", false, "log what Watermill does")
 	flag.Parse()
 	if flag.NArg() > 0 {

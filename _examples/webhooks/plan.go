@@ -14,6 +14,7 @@ type delivery struct {
 	endpoint int    // which of the two
 	forged   forger // nil: it is genuine
 	lost     bool   // the answer does not reach the provider
+	replay   bool   // somebody has pressed the button
 }
 
 // step is what the provider sends at one moment.

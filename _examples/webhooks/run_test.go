@@ -87,6 +87,7 @@ func TestRunReportsWhatItCannotUse(t *testing.T) {
 		"missing.jsonl":     {broker: "gochannel://", input: missing},
 		"no deliveries":     {broker: "gochannel://", input: os.DevNull},
 		"at least one":      {broker: "gochannel://", events: -5},
+		"-pace 0s":          {broker: "gochannel://", serve: "127.0.0.1:0"},
 		"failed to connect": {broker: "gochannel://", events: 1, database: "postgres://127.0.0.1:1/db"},
 	} {
 		c.logger = watermill.NopLogger{}

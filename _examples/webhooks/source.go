@@ -8,12 +8,13 @@ import (
 	"github.com/watermill-once/watermill-once/ordering"
 )
 
-// source is what differs between providers: where an event has its id, where in the history of which card it belongs, and what
-// it says.
+// source is what differs between providers: where an event has its id and its type, where in the history of which card it
+// belongs, and what it says.
 type source struct {
-	eventID  dedupe.KeyFunc
-	position ordering.PositionFunc
-	read     func(payload []byte) (change, error)
+	eventID   dedupe.KeyFunc
+	eventType dedupe.KeyFunc
+	position  ordering.PositionFunc
+	read      func(payload []byte) (change, error)
 }
 
 // change is what an event says about its card.
@@ -29,8 +30,9 @@ type change struct {
 //
 // The times are whole seconds, and a card changes twice in one; the ids ascend and decide.
 var cardSource = source{
-	eventID:  dedupe.JSONField("id"),
-	position: ordering.JSONFields("data.card", "created_at").WithTieBreak(dedupe.JSONField("id")),
+	eventID:   dedupe.JSONField("id"),
+	eventType: dedupe.JSONField("type"),
+	position:  ordering.JSONFields("data.card", "created_at").WithTieBreak(dedupe.JSONField("id")),
 	read: func(payload []byte) (change, error) {
 		var event cardEvent
 		if err := json.Unmarshal(payload, &event); err != nil {
