@@ -13,8 +13,11 @@ type link struct {
 	proxy *Proxy
 	ends  [2]*net.TCPConn // where each direction goes to
 	trips tripCounter     // guarded by the proxy's lock
-	once  sync.Once
-	over  chan struct{} // closed when the link has been cut
+
+	onData func(Direction, []byte) bool // of this connection alone; may be nil
+
+	once sync.Once
+	over chan struct{} // closed when the link has been cut
 }
 
 func newLink(p *Proxy, client, server *net.TCPConn) *link {
@@ -135,7 +138,10 @@ func (l *link) admit(direction Direction, data []byte) (delay time.Duration, pas
 	}
 	delay, onData := p.latency/2, p.onData
 	p.mu.Unlock()
-	return delay, onData == nil || len(data) == 0 || onData(direction, data)
+	if len(data) == 0 {
+		return delay, true
+	}
+	return delay, (onData == nil || onData(direction, data)) && (l.onData == nil || l.onData(direction, data))
 }
 
 // release waits while the direction is held. It is false where the link was cut meanwhile.

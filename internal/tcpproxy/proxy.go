@@ -27,6 +27,7 @@ type Proxy struct {
 	held    [2]bool
 	latency time.Duration
 	onData  func(Direction, []byte) bool
+	onConn  func() func(Direction, []byte) bool
 	trips   int
 }
 
@@ -83,6 +84,12 @@ func (p *Proxy) OnData(f func(direction Direction, piece []byte) bool) {
 	p.set(func() { p.onData = f })
 }
 
+// OnConnect has f called for each new connection; what it returns sees that connection's data by the rules of OnData, and may also
+// wait, which holds the piece back. nil: nobody does.
+func (p *Proxy) OnConnect(f func() func(direction Direction, piece []byte) bool) {
+	p.set(func() { p.onConn = f })
+}
+
 // RoundTrips is how often, since the last Reset, a client has sent something for which it had waited for the server.
 func (p *Proxy) RoundTrips() int {
 	p.mu.Lock()
@@ -130,6 +137,12 @@ func (p *Proxy) serve(client *net.TCPConn) {
 		return
 	}
 	l := newLink(p, client, server.(*net.TCPConn))
+	p.mu.Lock()
+	onConn := p.onConn
+	p.mu.Unlock()
+	if onConn != nil {
+		l.onData = onConn()
+	}
 	p.mu.Lock()
 	if p.down {
 		l.cut()

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -267,4 +268,52 @@ func rows(t require.TestingT, pool *pgxpool.Pool) (n int) {
 func waitForRow(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	require.EventuallyWithT(t, func(c *assert.CollectT) { require.Equal(c, 1, rows(c, pool)) }, 10*time.Second, time.Millisecond)
+}
+
+// Each connection is seen by a function of its own, which may cut it and hold it back; the others do not notice.
+func TestOnConnectSeesEachConnectionByItself(t *testing.T) {
+	t.Parallel()
+	proxy, _, through := table(t)
+	var (
+		connections atomic.Int32
+		cutFirst    atomic.Bool
+		held        = make(chan struct{})
+	)
+	proxy.OnConnect(func() func(tcpproxy.Direction, []byte) bool {
+		n := connections.Add(1)
+		return func(tcpproxy.Direction, []byte) bool {
+			switch n {
+			case 1:
+				return !cutFirst.Load()
+			case 2:
+				<-held
+			}
+			return true
+		}
+	})
+	first := connect(t, through)
+	second := make(chan error, 1)
+	go func() {
+		conn, err := pgx.Connect(context.Background(), through)
+		if err == nil {
+			err = conn.Close(context.Background())
+		}
+		second <- err
+	}()
+	require.Eventually(t, func() bool { return connections.Load() == 2 }, 10*time.Second, time.Millisecond)
+	third := connect(t, through)
+	proxy.OnConnect(nil)
+	require.NoError(t, connect(t, through).Ping(t.Context()))
+	require.EqualValues(t, 3, connections.Load())
+
+	cutFirst.Store(true)
+	require.Error(t, first.Ping(t.Context()))
+	require.NoError(t, third.Ping(t.Context()))
+	select {
+	case err := <-second:
+		t.Fatal("it was not held back", err)
+	default:
+	}
+	close(held)
+	require.NoError(t, <-second)
 }
