@@ -14,11 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/watermill-once/watermill-once/middleware/oncetest"
 	"github.com/watermill-once/watermill-once/middleware/oncetest/pgserver"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
+	goleak.VerifyTestMain(oncetest.Main(m),
 		goleak.IgnoreTopFunction("github.com/rcrowley/go-metrics.(*meterArbiter).tick")) // sarama's, for the life of the program
 }
 
