@@ -51,13 +51,7 @@ func TestSinkAndWatermill(t *testing.T) {
 
 func sinkAndWatermill(t *testing.T, kafka *Kafka, topic string) {
 	sink := newSink(t, kafka.Brokers(), kafkasink.Config{})
-	stock, err := wkafka.NewPublisher(wkafka.PublisherConfig{
-		Brokers:               kafka.Brokers(),
-		Marshaler:             wkafka.NewWithPartitioningMarshaler(outbox.PartitionKey),
-		OverwriteSaramaConfig: kafkasink.PublisherConfig(),
-	}, watermill.NopLogger{})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, stock.Close()) }()
+	stock := newStock(t, kafka.Brokers())
 
 	var batch []outbox.Outgoing
 	sent := map[string]*message.Message{}

@@ -7,7 +7,7 @@
 //	err = relay.Run(ctx)
 //
 // It is apart from package outbox because it imports sarama and all that comes with it. watermill-kafka's Publisher works
-// as a broker for the relay, too, with PublisherConfig and a partitioning marshaler; it sends one record per request.
+// as a broker for the relay, too, with the settings that PublisherConfig tells for it; it sends one record per request.
 //
 // # Where it sits
 //
@@ -21,7 +21,8 @@
 //
 // sarama's own producers do not do that. When a request fails for good, they take a new identity, under which the broker
 // accepts what comes behind: of 500 records of one key sent by SendMessages with the safest settings, the first refused, up
-// to half were stored. And one record that is too large fails alone, or fails all that is in its batch.
+// to half were stored. Where several goroutines publish, a failure of one makes messages of others vanish that were acknowledged:
+// see PublisherConfig. And one record that is too large fails alone, or fails all that is in its batch.
 //
 // A key's order needs its partition. It changes when partitions are added to the topic: let the consumers catch up first.
 //

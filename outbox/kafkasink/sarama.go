@@ -8,8 +8,13 @@ import (
 )
 
 // PublisherConfig gives settings under which Kafka neither loses what it has taken, nor doubles nor reorders it by
-// itself. They are for New, and for watermill-kafka's own Publisher, as OverwriteSaramaConfig (give that one
-// kafka.NewWithPartitioningMarshaler(outbox.PartitionKey), too: its default sends messages without a key).
+// itself. They are for New.
+//
+// They are for watermill-kafka's own Publisher, too, as OverwriteSaramaConfig, with Producer.Idempotent set to false. With it,
+// sarama's producer loses messages: it numbers them, and begins again at 0, under a new epoch, whenever one fails for good. One that
+// was numbered before can then go out under the new epoch, and the next of that number is taken for its repetition:
+// acknowledged, and not stored. Without numbers, what is sent again after a lost answer may be stored twice. Give that Publisher
+// kafka.NewWithPartitioningMarshaler(outbox.PartitionKey), too: its default sends messages without a key.
 func PublisherConfig() *sarama.Config {
 	config := kafka.DefaultSaramaSyncPublisherConfig()
 
