@@ -1,5 +1,5 @@
-# Targets: lint, test, example, bench, up, down, kafka. Nothing but Go is needed; PostgreSQL is found, or downloaded, by the tests.
-# The tests over other brokers use the servers that are installed, or those of "make up", or are skipped.
+# Targets: lint, test, example, bench, chaos, up, down, kafka. Nothing but Go is needed; PostgreSQL is found, or downloaded, by the
+# tests. The tests over other brokers use the servers that are installed, or those of "make up", or are skipped.
 
 GO      ?= go
 MODULES := . internal/pathtest _examples
@@ -10,7 +10,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # The race detector needs cgo, and that a C compiler that works. CI must have one.
 RACE = $(shell CGO_ENABLED=1 $(GO) test -race -run=none errors >/dev/null 2>&1 && echo -race)
 
-.PHONY: lint test example bench tidy kafka up down
+.PHONY: lint test example bench chaos tidy kafka up down
 
 lint:
 	@test -z "$$(gofmt -l . | tee /dev/stderr)"
@@ -33,6 +33,10 @@ example:
 bench:
 	$(GO) run ./internal/bench
 	$(GO) -C internal/pathtest run ./bench
+
+# The long form: more than 200 kills, 20 crashes of the database and 100,000 events. The short one is among the tests.
+chaos:
+	$(GO) -C internal/pathtest run ./chaos -for 15m -events 100000
 
 tidy:
 	@for m in $(MODULES); do $(GO) -C $$m mod tidy || exit 1; done
