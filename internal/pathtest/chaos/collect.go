@@ -8,6 +8,23 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// warmUp waits until an event has gone all the way: the faults are to meet a system that works.
+func (w *world) warmUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		var working int
+		err := w.database.pool.QueryRow(ctx, "select count(distinct consumer) from effects").Scan(&working)
+		if err != nil {
+			return fmt.Errorf("warm up: %w", err)
+		}
+		if working == 1+len(consumers) {
+			return nil
+		}
+		pause(ctx, 50*time.Millisecond)
+	}
+}
+
 // settle waits until nothing happens any more, and tells what does not come to rest.
 func (w *world) settle(ctx context.Context, patience time.Duration) (stuck []string, err error) {
 	deadline, cancel := context.WithTimeout(ctx, patience)

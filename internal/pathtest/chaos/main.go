@@ -79,7 +79,6 @@ func main() {
 // run is one run: it prints the report, and gives what was broken. The ledgers stay where something was.
 func run(ctx context.Context, s settings, out io.Writer) (_ []violation, err error) {
 	fmt.Fprintf(out, "seed %d\n", s.seed)
-	began := time.Now()
 	w, err := startWorld(ctx, s)
 	if err != nil {
 		return nil, err
@@ -93,10 +92,14 @@ func run(ctx context.Context, s settings, out io.Writer) (_ []violation, err err
 			err = os.RemoveAll(w.dir)
 		}
 	}()
+	if err := w.warmUp(ctx); err != nil {
+		return nil, err
+	}
 	plan := s.plan
 	if plan == nil {
 		plan = makePlan(s.seed, s.length, aims())
 	}
+	began := time.Now()
 	if err := w.execute(ctx, plan); err != nil {
 		return nil, err
 	}

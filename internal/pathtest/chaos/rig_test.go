@@ -63,7 +63,7 @@ func TestSabotage(t *testing.T) {
 			}
 			require.Contains(t, rules, want, out.String())
 			require.Contains(t, out.String(), "VIOLATION: "+string(want))
-			require.Regexp(t, `(?m)^    [0-9:.]+\t[a-z0-9-]+\[\d+\]\tproducing\t`, out.String(), "the history of an event")
+			require.Regexp(t, `(?m)^    [0-9:.]+\t[a-z0-9-]+\[\d+\]\t(producing|forging)\t`, out.String(), "the history of an event")
 		})
 	}
 }
