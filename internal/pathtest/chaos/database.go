@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,6 +27,9 @@ type database struct {
 	clock  *fakeClock
 	guard  *child.Guard
 	unable map[kind]string // what cannot be done, and why
+
+	// busy is held while a fault is on it: one at a time.
+	busy sync.Mutex
 }
 
 const (

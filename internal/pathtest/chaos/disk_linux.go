@@ -29,14 +29,19 @@ func newSmallDisk(account *child.Account, dir string) (*smallDisk, error) {
 
 const roomy = "size=4g"
 
-// fill leaves no room but for what the files have.
-func (d *smallDisk) fill() error {
-	var used syscall.Statfs_t
-	if err := syscall.Statfs(d.mount, &used); err != nil {
-		return err
+// fill leaves next to no room but for what the files have. They grow meanwhile, so that it may take a few tries.
+func (d *smallDisk) fill() (err error) {
+	for range 10 {
+		var used syscall.Statfs_t
+		if err = syscall.Statfs(d.mount, &used); err != nil {
+			return err
+		}
+		size := (used.Blocks - used.Bfree) * uint64(used.Bsize)
+		if err = d.resize(fmt.Sprintf("size=%d", size+64<<10)); err == nil {
+			return nil
+		}
 	}
-	size := (used.Blocks - used.Bfree) * uint64(used.Bsize)
-	return d.resize(fmt.Sprintf("size=%d", size+64<<10)) // it grows meanwhile
+	return err
 }
 
 func (d *smallDisk) free() error { return d.resize(roomy) }

@@ -19,7 +19,6 @@ func (w *world) execute(ctx context.Context, plan []fault) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var running sync.WaitGroup
-	var database sync.Mutex
 	start := time.Now()
 	for _, f := range plan {
 		if _, unable := w.unable()[f.Kind]; unable {
@@ -29,10 +28,6 @@ func (w *world) execute(ctx context.Context, plan []fault) error {
 			break
 		}
 		running.Go(func() {
-			if f.Kind == crashDatabase || f.Kind == fillDisk {
-				database.Lock()
-				defer database.Unlock()
-			}
 			if err := w.do(ctx, f); err != nil && ctx.Err() == nil {
 				cancel(fmt.Errorf("%s %s: %w", f.Kind, f.Target, err))
 			}
@@ -54,30 +49,11 @@ func (w *world) unable() map[kind]string {
 func (w *world) do(ctx context.Context, f fault) error {
 	switch f.Kind {
 	case kill, freeze, cut, loseCommit, slowCommit:
-		p := w.processes[f.Target]
-		p.busy.Lock()
-		defer p.busy.Unlock()
-		w.done(f)
-		return disturb(ctx, p, f)
+		return w.disturb(ctx, w.processes[f.Target], f)
 	case crashBroker:
-		p := w.broker.process
-		p.busy.Lock()
-		defer p.busy.Unlock()
-		w.done(f)
-		return disturb(ctx, p, f)
-	case crashDatabase:
-		w.done(f)
-		return w.database.crash(ctx, f.For)
-	case fillDisk:
-		w.done(f)
-		if err := w.database.disk.fill(); err != nil {
-			return err
-		}
-		pause(ctx, f.For)
-		return w.database.disk.free()
-	case jumpClock:
-		w.done(f)
-		return w.database.clock.jump(f.For)
+		return w.disturb(ctx, w.broker.process, f)
+	case crashDatabase, fillDisk, jumpClock:
+		return w.disturbDatabase(ctx, f)
 	case rewind:
 		return w.rewind(ctx, f)
 	default:
@@ -93,8 +69,11 @@ func (w *world) done(f fault) {
 	w.count[f.Kind]++
 }
 
-// disturb does something to a process alone.
-func disturb(ctx context.Context, p *process, f fault) error {
+// disturb does something to one process.
+func (w *world) disturb(ctx context.Context, p *process, f fault) error {
+	p.busy.Lock()
+	defer p.busy.Unlock()
+	w.done(f)
 	switch f.Kind {
 	case kill, crashBroker:
 		defer p.up()
@@ -123,6 +102,25 @@ func disturb(ctx context.Context, p *process, f fault) error {
 		p.proxy.OnData(nil)
 	}
 	return nil
+}
+
+func (w *world) disturbDatabase(ctx context.Context, f fault) error {
+	d := w.database
+	d.busy.Lock()
+	defer d.busy.Unlock()
+	w.done(f)
+	switch f.Kind {
+	case crashDatabase:
+		return d.crash(ctx, f.For)
+	case fillDisk:
+		if err := d.disk.fill(); err != nil {
+			return err
+		}
+		pause(ctx, f.For)
+		return d.disk.free()
+	default:
+		return d.clock.jump(f.For)
+	}
 }
 
 // onCommit calls f for each answer of PostgreSQL that says COMMIT: by then it is done, and the client does not know.

@@ -114,6 +114,7 @@ func eachNote(dir string, f func(line []byte)) error {
 			return err
 		}
 		lines := bufio.NewScanner(file)
+		lines.Buffer(nil, 1<<20) // an error may have much to say
 		for lines.Scan() {
 			f(lines.Bytes())
 		}
