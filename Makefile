@@ -28,7 +28,8 @@ test:
 		CGO_ENABLED=$$cgo $(GO) -C $$m test $$race -count=1 -timeout 15m ./... || exit 1; done
 
 example:
-	$(GO) -C _examples run ./webhooks
+	@for e in quickstart webhooks orders payments kill-it; do echo "example $$e"; \
+		$(GO) -C _examples run ./$$e || exit 1; done
 
 bench:
 	$(GO) run ./internal/bench
