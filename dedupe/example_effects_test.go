@@ -46,7 +46,7 @@ func ExampleDo() {
 	// call the provider for 100
 	// ch_1 <nil>
 	// ch_1 <nil>
-	//  dedupe: the key was used for another request
+	//  dedupe: the same key with other content
 	// call the provider for 100
 	//  the card was declined
 	//  the card was declined
