@@ -81,7 +81,7 @@ func Do[T any](
 	return value, nil
 }
 
-// Final makes an error the outcome of a call: it was refused for good, as a declined card is. Final(nil) is nil.
+// Final makes an error the outcome of a call: it was refused for good, as a declined card is. A Probe says so too. Final(nil) is nil.
 func Final(err error) error {
 	if err == nil {
 		return nil
@@ -102,6 +102,9 @@ func (e *FinalError) Unwrap() error { return e.err }
 
 // Permanent tells once.IsPermanent.
 func (e *FinalError) Permanent() bool { return true }
+
+// Final tells the journal.
+func (e *FinalError) Final() bool { return true }
 
 // NotDone marks an error of a call that certainly did not take effect: the connection was refused, or the other system said that it
 // is busy. NotDone(nil) is nil.

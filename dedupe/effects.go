@@ -72,8 +72,10 @@ type EffectsConfig struct {
 	OnUnknown OnUnknown
 
 	// Probe asks the other system what became of a key, for OnUnknown: Probe. What it finds is stored as the outcome, as JSON of
-	// the T of Do; where it finds nothing the call is made; its error is returned, and the call stays unknown. It runs under the
-	// lease. It must see a call that is still under way there, or wait until none can be.
+	// the T of Do, and so is the refusal that it returns as Final(err). Where it finds nothing the call is made. Another error is
+	// returned, and the call stays unknown: NotDone here says nothing of the call. It must see a call that is still under way there,
+	// or wait until none can be. It runs under the lease, and its ctx descends from that of Do: what the caller has put on that, such
+	// as the order, is there.
 	Probe func(ctx context.Context, key string) (outcome json.RawMessage, found bool, err error)
 }
 

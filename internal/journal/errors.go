@@ -15,7 +15,7 @@ var (
 	ErrOutcomeLost         = errors.New("dedupe: the call returned, and its outcome could not be stored")
 	ErrNotUnknown          = errors.New("dedupe: there is no unknown call under the key")
 
-	errProbe = errors.New("dedupe: probe: the outcome is no JSON")
+	errNoJSON = errors.New("the outcome is no JSON")
 )
 
 // Trouble is an error of our own statements that says nothing about the call or its key: the database is away, full, or lacks the
@@ -60,3 +60,22 @@ func notDone(err error) bool {
 	var marked interface{ NotDone() bool }
 	return errors.As(err, &marked) && marked.NotDone()
 }
+
+// finalIn gives the error in err that says that it is the outcome; nil: there is none.
+func finalIn(err error) error {
+	var marked interface {
+		error
+		Final() bool
+	}
+	if errors.As(err, &marked) && marked.Final() {
+		return marked
+	}
+	return nil
+}
+
+// probeError is an error of Probe. That the question was not asked says nothing of the call: it is not NotDone, whatever err is.
+type probeError struct{ err error }
+
+func (e *probeError) Error() string { return "dedupe: probe: " + e.err.Error() }
+func (e *probeError) Unwrap() error { return e.err }
+func (e *probeError) NotDone() bool { return false }

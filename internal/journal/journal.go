@@ -164,13 +164,16 @@ func (j *Journal) hold(ctx context.Context, o owner, began time.Time, work Work)
 func (j *Journal) askFirst(key string, work Work) Work {
 	return func(ctx context.Context) (Outcome, error) {
 		outcome, found, err := j.config.Probe(ctx, key)
+		refusal := finalIn(err)
 		switch {
+		case refusal != nil:
+			return Outcome{Final: true, Text: refusal.Error()}, nil
 		case err != nil:
-			return Outcome{}, fmt.Errorf("dedupe: probe: %w", err)
+			return Outcome{}, &probeError{err}
 		case !found:
 			return work(ctx)
 		case !json.Valid(outcome):
-			return Outcome{}, errProbe
+			return Outcome{}, &probeError{errNoJSON}
 		default:
 			return Outcome{JSON: outcome}, nil
 		}
