@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/watermill-once/watermill-once/internal/journal"
 	"github.com/watermill-once/watermill-once/internal/keytext"
 )
@@ -15,32 +17,48 @@ import (
 // JSON, and read as the T of that Do. A key that is not unknown is left as it is, with ErrNotUnknown. For a handler of once.Leased,
 // outcome is nil and key the event's id.
 func (e *Effects) Resolve(ctx context.Context, key string, outcome any) error {
+	return e.journal.InTx(ctx, func(tx pgx.Tx) error { return e.ResolveTx(ctx, tx, key, outcome) })
+}
+
+// ResolveTx is Resolve in tx, which must be READ COMMITTED: for an outcome, what follows from it and the message that is sent again to
+// commit together. Callers of Do with that key wait until tx ends.
+func (e *Effects) ResolveTx(ctx context.Context, tx pgx.Tx, key string, outcome any) error {
 	text, err := json.Marshal(outcome)
 	if err != nil {
 		return fmt.Errorf("dedupe: resolve effect: %w", err)
 	}
-	return e.resolve(ctx, key, journal.Outcome{JSON: text}, false)
+	return e.resolve(ctx, tx, key, journal.Outcome{JSON: text}, false)
 }
 
 // ResolveNotDone says that an unknown call did not take effect: the next Do with that key calls.
 func (e *Effects) ResolveNotDone(ctx context.Context, key string) error {
-	return e.resolve(ctx, key, journal.Outcome{}, true)
+	return e.journal.InTx(ctx, func(tx pgx.Tx) error { return e.ResolveNotDoneTx(ctx, tx, key) })
+}
+
+// ResolveNotDoneTx is ResolveNotDone in tx, as ResolveTx is Resolve.
+func (e *Effects) ResolveNotDoneTx(ctx context.Context, tx pgx.Tx, key string) error {
+	return e.resolve(ctx, tx, key, journal.Outcome{}, true)
 }
 
 // ResolveFinal says that an unknown call did not take effect and is not to be made: every later Do with that key returns a
 // *FinalError with reason.
 func (e *Effects) ResolveFinal(ctx context.Context, key string, reason error) error {
+	return e.journal.InTx(ctx, func(tx pgx.Tx) error { return e.ResolveFinalTx(ctx, tx, key, reason) })
+}
+
+// ResolveFinalTx is ResolveFinal in tx, as ResolveTx is Resolve.
+func (e *Effects) ResolveFinalTx(ctx context.Context, tx pgx.Tx, key string, reason error) error {
 	if reason == nil {
 		return errors.New("dedupe: resolve effect: reason is nil")
 	}
-	return e.resolve(ctx, key, journal.Outcome{Final: true, Text: reason.Error()}, false)
+	return e.resolve(ctx, tx, key, journal.Outcome{Final: true, Text: reason.Error()}, false)
 }
 
-func (e *Effects) resolve(ctx context.Context, key string, o journal.Outcome, free bool) error {
+func (e *Effects) resolve(ctx context.Context, tx pgx.Tx, key string, o journal.Outcome, free bool) error {
 	if err := keytext.Check(key); err != nil {
 		return fmt.Errorf("%w: an effect's key %w", ErrInvalidKey, err)
 	}
-	return e.journal.Resolve(ctx, e.id(key), o, free)
+	return e.journal.Resolve(ctx, tx, e.id(key), o, free)
 }
 
 // EffectState is where a call stands.

@@ -70,6 +70,59 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+// What a person has found out commits with what follows from it, or not at all.
+func TestResolveInATransaction(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{OnUnknown: dedupe.Refuse})
+	for key, resolve := range map[string]func(ctx context.Context, tx pgx.Tx, key string) error{
+		"done": func(ctx context.Context, tx pgx.Tx, key string) error {
+			return j.ResolveTx(ctx, tx, key, receipt{"found", 1})
+		},
+		"free": j.ResolveNotDoneTx,
+		"failed": func(ctx context.Context, tx pgx.Tx, key string) error {
+			return j.ResolveFinalTx(ctx, tx, key, errors.New("declined"))
+		},
+	} {
+		_, err := dedupe.Do(t.Context(), j.Effects, key, nil, fail(errors.New("timeout")))
+		require.Error(t, err)
+		tx := begin(t, j.pool)
+		require.NoError(t, resolve(t.Context(), tx, key))
+		require.Equal(t, "unknown", j.state(key), "nothing is committed")
+		require.NoError(t, tx.Rollback(t.Context()))
+		require.Equal(t, "unknown", j.state(key))
+
+		tx = begin(t, j.pool)
+		require.NoError(t, resolve(t.Context(), tx, key))
+		require.ErrorIs(t, resolve(t.Context(), tx, key), dedupe.ErrNotUnknown)
+		require.NoError(t, tx.Commit(t.Context()), "ErrNotUnknown does not abort it")
+		require.Equal(t, key, j.state(key))
+	}
+}
+
+func TestDoWaitsForTheTransactionThatResolves(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{OnUnknown: dedupe.Refuse})
+	_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, fail(errors.New("timeout")))
+	require.Error(t, err)
+	tx := begin(t, j.pool)
+	require.NoError(t, j.ResolveTx(t.Context(), tx, "k", receipt{"found", 1}))
+	results := make(chan receipt, 1)
+	go func() {
+		defer close(results)
+		if got, err := dedupe.Do(t.Context(), j.Effects, "k", nil, fail(errors.New("called"))); err == nil {
+			results <- got
+		}
+	}()
+	require.Eventually(t, func() bool {
+		var waiting bool
+		err := j.pool.QueryRow(t.Context(), `select exists (
+			select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`).Scan(&waiting)
+		return err == nil && waiting
+	}, 30*time.Second, 5*time.Millisecond)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, receipt{"found", 1}, <-results)
+}
+
 func TestResolveWhatIsRunning(t *testing.T) {
 	t.Parallel()
 	j := newJournal(t, dedupe.EffectsConfig{Lease: time.Minute})

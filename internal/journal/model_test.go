@@ -128,7 +128,9 @@ func (g *game) step(w *worker) string {
 			g.model = model{}
 			return "deletes the row"
 		}
-		err := g.j.Resolve(ctx, g.id, journal.Outcome{JSON: []byte(`"person"`)}, false)
+		err := g.j.InTx(ctx, func(tx pgx.Tx) error {
+			return g.j.Resolve(ctx, tx, g.id, journal.Outcome{JSON: []byte(`"person"`)}, false)
+		})
 		if g.there && (g.state == journal.Unknown || started && g.over) {
 			require.NoError(t, err)
 			g.model = model{true, journal.Done, 0, false}

@@ -82,8 +82,8 @@ where consumer = $1::text
   and key = $2::text
   and (state = 'unknown' or state = 'started' and lease_until <= clock_timestamp())`
 
-// Resolve ends an unknown row: Done with an outcome, Failed with a text, or Free.
-func (j *Journal) Resolve(ctx context.Context, id ID, o Outcome, free bool) error {
+// Resolve ends an unknown row in tx: Done with an outcome, Failed with a text, or Free.
+func (j *Journal) Resolve(ctx context.Context, tx pgx.Tx, id ID, o Outcome, free bool) error {
 	state := Done
 	var outcome, text *string
 	switch {
@@ -96,23 +96,20 @@ func (j *Journal) Resolve(ctx context.Context, id ID, o Outcome, free bool) erro
 		s := string(o.JSON)
 		outcome = &s
 	}
-	for tries := 1; ; tries++ {
-		tag, err := j.pool.Exec(ctx, j.sql.resolve, id.Consumer, id.Key, newToken(), state, outcome, text)
-		switch {
-		case err == nil && tag.RowsAffected() == 1:
-			return nil
-		case err == nil:
-			return j.notUnknown(ctx, id)
-		case tries == claimTries || !isConflict(err):
-			return trouble(fmt.Errorf("dedupe: resolve effect: %w", err))
-		}
+	tag, err := tx.Exec(ctx, j.sql.resolve, id.Consumer, id.Key, newToken(), state, outcome, text)
+	switch {
+	case err != nil:
+		return trouble(fmt.Errorf("dedupe: resolve effect: %w", err))
+	case tag.RowsAffected() == 0:
+		return j.notUnknown(ctx, tx, id)
 	}
+	return nil
 }
 
 // notUnknown tells what there is instead.
-func (j *Journal) notUnknown(ctx context.Context, id ID) error {
+func (j *Journal) notUnknown(ctx context.Context, tx pgx.Tx, id ID) error {
 	var found entry
-	err := j.pool.QueryRow(ctx, j.sql.look, id.Consumer, id.Key).
+	err := tx.QueryRow(ctx, j.sql.look, id.Consumer, id.Key).
 		Scan(&found.token, &found.state, &found.over, &found.fingerprint, &found.outcome, &found.lastError)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -122,4 +119,17 @@ func (j *Journal) notUnknown(ctx context.Context, id ID) error {
 	default:
 		return fmt.Errorf("%w: it is %s", ErrNotUnknown, found.state)
 	}
+}
+
+// InTx runs resolve, which gives its errors as Resolve does, in a transaction of its own.
+func (j *Journal) InTx(ctx context.Context, resolve func(tx pgx.Tx) error) error {
+	var unresolved error
+	err := pgx.BeginTxFunc(ctx, j.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		unresolved = resolve(tx)
+		return unresolved
+	})
+	if err != nil && unresolved == nil {
+		return trouble(fmt.Errorf("dedupe: resolve effect: %w", err))
+	}
+	return unresolved
 }
