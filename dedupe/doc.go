@@ -41,10 +41,10 @@
 // # Calls to other systems
 //
 // A charge or a mail cannot be rolled back, so it has no place in the transaction that claims the event. That publishes a
-// message through the outbox, and the worker for it calls by Do:
+// message through the outbox, and the plain handler of that calls by Do:
 //
 //	effects, err := dedupe.NewEffects(pool, dedupe.EffectsConfig{})
-//	key, _ := once.IdempotencyKey(msg.Context(), "charge")
+//	key, err := once.IdempotencyKeyFor("charger", msg.UUID, "charge")
 //	receipt, err := dedupe.Do(ctx, effects, key, order, func(ctx context.Context, idempotencyKey string) (Receipt, error) {
 //		return provider.Charge(ctx, idempotencyKey, order)
 //	})

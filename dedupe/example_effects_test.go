@@ -27,7 +27,7 @@ func ExampleDo() {
 	}
 	type charge struct{ ID string }
 
-	handle := func(key string, o order) { // key: once.IdempotencyKey(msg.Context(), "charge")
+	handle := func(key string, o order) { // key: once.IdempotencyKeyFor("charger", msg.UUID, "charge")
 		receipt, err := dedupe.Do(ctx, effects, key, o, func(ctx context.Context, idempotencyKey string) (charge, error) {
 			fmt.Println("call the provider for", o.Amount)
 			if o.Card == "expired" {

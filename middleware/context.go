@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/watermill-once/watermill-once/dedupe"
 	"github.com/watermill-once/watermill-once/internal/attempt"
 	"github.com/watermill-once/watermill-once/internal/journal"
 	"github.com/watermill-once/watermill-once/outbox"
@@ -91,37 +92,51 @@ func EventID(ctx context.Context) string {
 
 // IdempotencyKey derives a key for one operation of the event being handled, to be passed to another system: the same on every
 // attempt, delivery and machine. It is the hex SHA-256 over consumer, event id and operation, each preceded by its length (8 bytes,
-// big endian): 64 ASCII characters. False outside a handler, or without an event id: "" would be a key that all share.
+// big endian): 64 ASCII characters. It is for handlers behind Transactional (to put it in the message that asks for the call) and
+// behind Leased. False outside of them, or without an event id: "" would be a key that all share. Other handlers have
+// IdempotencyKeyFor.
 func IdempotencyKey(ctx context.Context, operation string) (string, bool) {
-	sum, ok := derive(ctx, operation)
+	r, ok := runFromContext(ctx)
 	if !ok {
 		return "", false
 	}
-	return hex.EncodeToString(sum[:]), true
+	key, err := IdempotencyKeyFor(r.consumer, r.eventID, operation)
+	return key, err == nil
+}
+
+// IdempotencyKeyFor is IdempotencyKey for a handler that is behind neither, as one that calls by dedupe.Do: for the consumer of that
+// name, and the event with that id, be it the message's UUID or what a dedupe.KeyFunc finds. Without either it would be a key that
+// many share: ErrNoConsumer, or dedupe.ErrMissingKey, which is permanent.
+func IdempotencyKeyFor(consumer, eventID, operation string) (string, error) {
+	switch {
+	case consumer == "":
+		return "", fmt.Errorf("middleware: idempotency key: %w", ErrNoConsumer)
+	case eventID == "":
+		return "", fmt.Errorf("middleware: idempotency key: %w", dedupe.ErrMissingKey)
+	}
+	sum := derive(consumer, eventID, operation)
+	return hex.EncodeToString(sum[:]), nil
 }
 
 // DeriveUUID derives a UUID for a message that the handler produces, the same on every run of this event: a deliberate second
 // run then does not look like new events downstream. It is a version 8 UUID made of SHA-256. name tells several messages of one event
 // apart. False outside a handler, or without an event id.
 func DeriveUUID(ctx context.Context, name string) (string, bool) {
-	u, ok := derive(ctx, "uuid", name)
-	if !ok {
+	r, ok := runFromContext(ctx)
+	if !ok || r.eventID == "" {
 		return "", false
 	}
+	u := derive(r.consumer, r.eventID, "uuid", name)
 	u[6] = u[6]&0x0f | 0x80 // version 8
 	u[8] = u[8]&0x3f | 0x80 // RFC 9562's variant
 	return fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16]), true
 }
 
-func derive(ctx context.Context, parts ...string) (sum [sha256.Size]byte, ok bool) {
-	r, ok := runFromContext(ctx)
-	if !ok || r.eventID == "" {
-		return sum, false
-	}
+func derive(parts ...string) [sha256.Size]byte {
 	var text []byte
-	for _, part := range append([]string{r.consumer, r.eventID}, parts...) {
+	for _, part := range parts {
 		text = binary.BigEndian.AppendUint64(text, uint64(len(part)))
 		text = append(text, part...)
 	}
-	return sha256.Sum256(text), true
+	return sha256.Sum256(text)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/watermill-once/watermill-once/dedupe"
 	once "github.com/watermill-once/watermill-once/middleware"
 	"github.com/watermill-once/watermill-once/outbox"
 )
@@ -252,4 +253,25 @@ func TestIdempotencyKey(t *testing.T) {
 		want := sha256.Sum256([]byte("\x00\x00\x00\x00\x00\x00\x00\x01a\x00\x00\x00\x00\x00\x00\x00\x02bc\x00\x00\x00\x00\x00\x00\x00\x06charge"))
 		require.Contains(t, keys, hex.EncodeToString(want[:]))
 	})
+}
+
+func TestIdempotencyKeyForAPlainHandler(t *testing.T) {
+	t.Parallel()
+	key, err := once.IdempotencyKeyFor("a", "bc", "charge")
+	require.NoError(t, err)
+	want := sha256.Sum256([]byte("\x00\x00\x00\x00\x00\x00\x00\x01a\x00\x00\x00\x00\x00\x00\x00\x02bc\x00\x00\x00\x00\x00\x00\x00\x06charge"))
+	require.Equal(t, hex.EncodeToString(want[:]), key, "as behind the middleware")
+	other, err := once.IdempotencyKeyFor("ab", "c", "charge")
+	require.NoError(t, err)
+	require.NotEqual(t, key, other)
+
+	key, err = once.IdempotencyKeyFor("a", "", "charge")
+	require.ErrorIs(t, err, dedupe.ErrMissingKey)
+	require.True(t, once.IsPermanent(err))
+	require.True(t, once.ShouldPoison(err))
+	require.Empty(t, key)
+	key, err = once.IdempotencyKeyFor("", "bc", "charge")
+	require.ErrorIs(t, err, once.ErrNoConsumer)
+	require.False(t, once.ShouldPoison(err), "a fault of the program")
+	require.Empty(t, key)
 }

@@ -44,8 +44,9 @@
 //
 // # What it does not do
 //
-// It cannot roll back what is not in this database: a call to another system belongs behind the outbox, in a handler of its own with
-// dedupe.Do and IdempotencyKey, or with Leased in place of Transactional (see docs/effects.md).
+// It cannot roll back what is not in this database. A call to another system belongs behind the outbox: in a plain handler of its own,
+// by dedupe.Do with a key of IdempotencyKeyFor, or in one with Leased in place of Transactional. See docs/effects.md.
+//
 // It does not see a handler that acks its message by itself, nor one whose errors are turned into nil before they come here, as by
 // Watermill's cqrs with AckCommandHandlingErrors. Publisher decorators and the Router's metrics see no produced messages: those leave
 // by the relay. It never uses the transaction of a watermill-sql subscriber: a nack there resends in the same transaction, without a

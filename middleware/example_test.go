@@ -82,28 +82,41 @@ func ExampleLeased() {
 	})
 }
 
-// The worker behind the outbox: its messages come from a transactional handler, and each call keeps its outcome.
+// A transactional handler puts the key into the message that asks for the call, and beside the order, where an operator finds it.
 func ExampleIdempotencyKey() {
+	_ = func(msg *message.Message) ([]*message.Message, error) { // behind Transactional, with an outbox
+		ctx := msg.Context()
+		key, _ := once.IdempotencyKey(ctx, "charge")
+		if err := once.Queue(ctx, `insert into orders (id, charge_key) values ($1, $2)`, once.EventID(ctx), key); err != nil {
+			return nil, err
+		}
+		uuid, _ := once.DeriveUUID(ctx, "charge")
+		charge := message.NewMessage(uuid, msg.Payload)
+		charge.Metadata.Set("charge_key", key)
+		return []*message.Message{charge}, nil
+	}
+}
+
+// The worker behind the outbox: a plain handler of messages that a transactional handler has published.
+func ExampleIdempotencyKeyFor() {
 	var (
 		effects *dedupe.Effects // dedupe.NewEffects(pool, dedupe.EffectsConfig{})
 		charge  func(ctx context.Context, idempotencyKey string, order []byte) (chargeID string, err error)
-		pool    *pgxpool.Pool
 	)
-	leased, err := once.Leased(pool, once.LeasedConfig{Consumer: "charger"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	_ = leased(func(msg *message.Message) ([]*message.Message, error) {
-		key, _ := once.IdempotencyKey(msg.Context(), "charge")
-		id, err := dedupe.Do(msg.Context(), effects, key, msg.Payload, func(ctx context.Context, key string) (string, error) {
+	_ = func(msg *message.Message) error {
+		key, err := once.IdempotencyKeyFor("charger", msg.UUID, "charge")
+		if err != nil {
+			return err
+		}
+		id, err := dedupe.Do(msg.Context(), effects, key, nil, func(ctx context.Context, key string) (string, error) {
 			return charge(ctx, key, msg.Payload)
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
-		log.Println("charged", id)
-		return nil, nil
-	})
+		log.Println("charged", id) // again if the message comes again, with the same id
+		return nil
+	}
 }
 
 // Over database/sql, for code that is written for it.
