@@ -13,8 +13,8 @@ import (
 )
 
 // Do makes a call to another system once for each key, as far as that can be known, and gives its outcome; every later Do with
-// that key gives the same outcome without a call. The key is 1 to 512 bytes, and is handed to call as the idempotency key: in a
-// handler, that of once.IdempotencyKey (64 ASCII characters).
+// that key gives the same outcome without a call. The key is 1 to 512 bytes, and is handed to call as the idempotency key: that of
+// once.IdempotencyKeyFor (64 ASCII characters), or any text that is the same on every attempt and for no other call.
 //
 // Before the call its intent is committed, under a lease that is renewed while call runs; after it, the outcome is stored: two
 // round trips in all, and one where the outcome is there. call's context ends with the caller's, and when the lease is lost: then
@@ -27,6 +27,10 @@ import (
 //   - NotDone(err): it certainly did not take effect. The next Do calls again, whatever OnUnknown says.
 //   - another error, or a panic: unknown, since a timeout may have come after the effect. EffectsConfig.OnUnknown decides what the
 //     next Do makes of it. It is unknown too when the process has died and the lease is over.
+//
+// Do not let call, or what it uses, repeat by itself what the other system does not recognise as a repetition. net/http does so with
+// a request that has a header Idempotency-Key or X-Idempotency-Key, when a connection in use again breaks: to those who know no keys,
+// send none.
 //
 // Do returns call's error as it is. Its own errors are ErrInFlight, ErrUnknown, ErrFingerprintMismatch, ErrInTransaction,
 // ErrLeaseLost, ErrOutcomeLost, ErrInvalidKey, and those of the database from before the call.

@@ -61,6 +61,9 @@ type EffectsConfig struct {
 	// Lease is how long a call counts as in flight after its process has died. While the process lives the lease is renewed at
 	// each third of it, however long the call takes; where that fails, as when the database is away, the call's context ends
 	// before the lease does. So it is also the longest outage of the database that a call lives through. 100 ms or more.
+	//
+	// A process that was killed holds its key for so long: others get ErrInFlight, and on an ordered topic the partition behind the
+	// message waits. Retry with a budget shorter than the lease gives up before; the broker brings the message again then.
 	// Defaults to 30 s.
 	Lease time.Duration
 
@@ -88,7 +91,8 @@ const (
 	Repeat OnUnknown = iota
 	// Probe asks EffectsConfig.Probe first: for systems that can be asked.
 	Probe
-	// Refuse returns ErrUnknown until an operator has resolved it: for systems that can do neither.
+	// Refuse returns ErrUnknown until an operator has resolved it: for systems that can do neither. Send those no header
+	// Idempotency-Key, by which net/http repeats a request by itself: see Do.
 	Refuse
 )
 

@@ -20,8 +20,8 @@ func (e *Effects) Resolve(ctx context.Context, key string, outcome any) error {
 	return e.journal.InTx(ctx, func(tx pgx.Tx) error { return e.ResolveTx(ctx, tx, key, outcome) })
 }
 
-// ResolveTx is Resolve in tx, which must be READ COMMITTED: for an outcome, what follows from it and the message that is sent again to
-// commit together. Callers of Do with that key wait until tx ends.
+// ResolveTx is Resolve in tx, which must be READ COMMITTED: so that an outcome, what follows from it, and the message that is sent
+// again commit together. Callers of Do with that key wait until tx ends.
 func (e *Effects) ResolveTx(ctx context.Context, tx pgx.Tx, key string, outcome any) error {
 	text, err := json.Marshal(outcome)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/watermill-once/watermill-once/internal/sqlname"
 )
 
-// Policy is what to do where nobody knows whether a call took effect.
+// Policy is what to do where nobody knows whether a call took effect: dedupe.OnUnknown, in its order.
 type Policy int
 
 const (

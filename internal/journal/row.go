@@ -59,7 +59,8 @@ values (
 )
 on conflict (consumer, key) do nothing`
 
-	lookSQL = `select token, state, coalesce(lease_until <= clock_timestamp(), true), fingerprint, outcome::text, coalesce(last_error, '')
+	lookSQL = `select token, state, coalesce(lease_until <= clock_timestamp(), true),
+  fingerprint, outcome::text, coalesce(last_error, '')
 from @table
 where consumer = $1::text
   and key = $2::text`
