@@ -26,9 +26,11 @@ import (
 // Do inside a Leased handler.
 //
 // What the handler returns, or publishes with an outbox.Publisher on the message's context, is written in the transaction that notes
-// the event as completed. PgxTx, SQLTx and Queue find nothing here. An error leaves the event unknown, for a timeout may have come
-// after the effect, and frees the lease at once; wrapped in dedupe.NotDone it leaves the event free, and in dedupe.Final it is
-// what every later delivery gets. A panic is an error here, and goes on up. The message's context ends when the lease is lost.
+// the event as completed. PgxTx, SQLTx and Queue find nothing here. The message's context ends when the lease is lost.
+//
+// An error leaves the event unknown, for a timeout may have come after the effect, and frees the lease at once; so does a panic,
+// which goes on up. Wrapped in dedupe.NotDone an error leaves the event free, and in dedupe.Final it is what every later delivery
+// gets. Permanent alone does not say that nothing was done: for a malformed message return dedupe.NotDone(Permanent(err)).
 //
 // Its place is that of Transactional, instead of it: innermost. Faults of the config are reported all at once.
 func Leased(pool *pgxpool.Pool, config LeasedConfig) (message.HandlerMiddleware, error) {
@@ -63,8 +65,8 @@ type LeasedConfig struct {
 	Key dedupe.KeyFunc
 
 	// Effects is the journal: its table, the lease, the wait for the same event in flight elsewhere, and what to do with an event of
-	// which nobody knows whether it was handled. Its Probe gets the event id as the key, and a context that knows IdempotencyKey;
-	// of the outcome it finds only that there is one counts. Its Consumer is not to be set.
+	// which nobody knows whether it was handled. Its Probe gets the event id as the key, and the message's context, which knows
+	// IdempotencyKey; of the outcome it finds only that there is one counts. Its Consumer is not to be set.
 	Effects dedupe.EffectsConfig
 
 	// Outbox takes the messages that handlers return: without it, those that do fail with ErrNoOutbox.

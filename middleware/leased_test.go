@@ -169,6 +169,7 @@ func TestLeasedAfterAnError(t *testing.T) {
 		"plain":     {noLuck, "unknown", false},
 		"permanent": {once.Permanent(noLuck), "unknown", true},
 		"not done":  {dedupe.NotDone(noLuck), "free", false},
+		"malformed": {dedupe.NotDone(once.Permanent(noLuck)), "free", true},
 		"final":     {fmt.Errorf("charge: %w", dedupe.Final(noLuck)), "failed", true},
 	} {
 		t.Run(name, func(t *testing.T) {

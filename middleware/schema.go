@@ -18,10 +18,11 @@ import (
 const schemaLock = 0x776d206f6e6365
 
 // InitializeSchema creates the tables of what is named, with what is missing in them, in one transaction: of a Config, a
-// LeasedConfig, of dedupe.Config, dedupe.EffectsConfig, ordering.Config and *outbox.Publisher. Where none is named, all tables under their default names. Any number of
-// processes may call it at the same time. Where everything is there it changes nothing and waits for no writer.
+// LeasedConfig, a dedupe.Config, dedupe.EffectsConfig, ordering.Config or *outbox.Publisher. Where none is named, all tables under
+// their default names. Any number of processes may call it at the same time. Where everything is there it changes nothing and waits
+// for no writer.
 //
-// The same statements are in the packages' schema.sql files, to be copied into migrations.
+// The same statements are in the packages' schema.sql files, and in dedupe/effects_schema.sql, to be copied into migrations.
 func InitializeSchema(ctx context.Context, db DB, of ...interface{ Schema() string }) error {
 	if len(of) == 0 {
 		publisher, err := outbox.NewPublisher(outbox.Config{})
