@@ -56,7 +56,7 @@ type RelayConfig struct {
 	PassParked bool
 
 	// KeepSent leaves messages in the table when they have been sent, with the time in sent_at. Deleting them is the
-	// user's then. A relay walks over them when it starts or takes over another's shards, unless there is an index
+	// user's then, or once.Sweeper's. A relay walks over them when it starts or takes over another's shards, unless there is an index
 	// for that: create index on watermill_outbox ("offset") where sent_at is null.
 	// One that is to be sent again needs a time for it: set sent_at = null, next_attempt_at = now(). With sent_at alone
 	// it waits until a relay starts.
