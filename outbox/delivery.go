@@ -337,6 +337,7 @@ func (d *delivery) load(t *trip, now time.Time) {
 	t.sent, d.taken = d.taken, nil
 	t.notes, d.notes = d.notes, nil
 	d.retryPassed(t, now)
+	t.sentYet = d.lockedWhenSent(t)
 	d.settling = t.sent
 	for _, row := range t.sent {
 		if trouble := d.troubles.byOffset[row.offset]; trouble != nil {
@@ -398,6 +399,7 @@ func (d *delivery) finish(e *errand, now time.Time) error {
 	}
 	d.finishRefills(t)
 	// What follows lowers the floor, and lets keys go on whose rows this page may lack.
+	d.passOver(t)
 	d.finishDue(t)
 	d.finishNotes(t)
 	for _, row := range t.sent {

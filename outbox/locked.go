@@ -101,6 +101,34 @@ func (d *delivery) retryPassed(t *trip, now time.Time) {
 	clear(d.passed.notes)
 }
 
+// lockedWhenSent gives the rows that are known to be locked, though they have been sent.
+func (d *delivery) lockedWhenSent(t *trip) []int64 {
+	offsets := make([]int64, 0, len(d.passed.rows))
+	for _, rows := range [][]*pending{d.passed.rows, t.sent} {
+		for _, row := range rows {
+			if row.passed {
+				offsets = append(offsets, row.offset)
+			}
+		}
+	}
+	return offsets
+}
+
+// passOver has what is behind rows that the trip has found locked read again. They may have had trouble, for the table
+// does not know that they have been sent since: it has kept back what is behind them, and will not the next time.
+func (d *delivery) passOver(t *trip) {
+	known := make(map[int64]bool, len(t.sentYet))
+	for _, offset := range t.sentYet {
+		known[offset] = true
+	}
+	for _, row := range d.passed.rows {
+		if !known[row.offset] {
+			d.floor.back(row.offset - 1)
+			d.asked = true
+		}
+	}
+}
+
 // finishPassed keeps what the trip has passed over. Where the shard is to be given back, it is given up: whoever takes the
 // shard sends the message again, as after a crash.
 func (d *delivery) finishPassed(t *trip, now time.Time) {

@@ -2,7 +2,10 @@ package outbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -90,6 +93,48 @@ func TestALockedRowThatFailsIsParkedLater(t *testing.T) {
 				eventually(t, "its key goes on", func() bool { return len(contents(t, pool, outbox.Config{})) == 1 })
 			}
 		})
+	}
+}
+
+// A message that was sent at the second try is locked: the table says that its key waits, and the relay knows better. When
+// the lock is gone, what was committed just then must not be before what came earlier.
+func TestAKeyGoesOnBehindALockedRowThatHadFailed(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := newBroker()
+	failed, again := make(chan struct{}), make(chan struct{})
+	var tries atomic.Int64
+	b.refuse = func(_ string, msg *message.Message) error {
+		switch string(msg.Payload) {
+		case "refused":
+			return errors.New("refused")
+		case "0":
+			if tries.Add(1) == 1 {
+				return errors.New("the first time")
+			}
+			close(failed) // and its note is in the table
+			<-again
+		}
+		return nil
+	}
+	// Only while a key waits does the relay ask for others.
+	publish(t, pool, newMessage("waits", "refused"), newMessage("key", "0"))
+	startRelay(t, pool, b, outbox.RelayConfig{})
+	<-failed
+	release := lockRows(t, pool, `key = 'key'`)
+	close(again)
+	publish(t, pool, newMessage("key", "1"))
+	b.wait(t, 2)
+	n := 2
+	for ; n < 40; n++ {
+		if n == 20 {
+			release()
+		}
+		publish(t, pool, newMessage("key", strconv.Itoa(n)))
+	}
+	b.wait(t, n)
+	for i, s := range b.all() {
+		require.Equal(t, strconv.Itoa(i), s.Payload)
 	}
 }
 

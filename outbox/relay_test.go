@@ -377,6 +377,9 @@ func TestTheFetchDoesNotSort(t *testing.T) {
 		if i&4 != 0 {
 			args = append(args, []int{1, 2})
 		}
+		if i&2 != 0 {
+			args = append(args, []int64{3})
+		}
 		if i&1 != 0 {
 			args = append(args, []string{"key-1"}, []int64{10})
 		}
@@ -385,7 +388,7 @@ func TestTheFetchDoesNotSort(t *testing.T) {
 		require.NotContains(t, plan, "Sort")
 		require.NotContains(t, plan, "Join")
 	}
-	plan := explain(t, conn, outbox.RefillSQL("outbox"), 0, "key-1", 100)
+	plan := explain(t, conn, outbox.RefillSQL("outbox"), 0, "key-1", 100, []int64{3})
 	require.Contains(t, plan, "Index Scan using watermill_outbox_pkey")
 	require.NotContains(t, plan, "Sort")
 

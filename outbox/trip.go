@@ -24,6 +24,7 @@ type trip struct {
 	known    []int64 // rows above the floor that are not asked for
 	shards   []int   // nil: all
 	troubled bool    // there may be keys that must wait
+	sentYet  []int64 // rows that were sent, and stay while others have them locked: no key waits for them
 	cutKeys  []string
 	rests    []int64 // the rows of cutKeys from here on are not asked for
 	due      []int64 // troubled rows whose time has come
@@ -171,8 +172,8 @@ where row."offset" = given."offset"
 // become visible in the order of their offsets: their writers hold the key's lock from before the offset until after
 // the commit. Columns are selected as they are: an expression under the name of one would be what "order by" means.
 //
-// Rows behind one of their key that has had trouble are left out. The probe of the partial index is a scalar subquery so
-// that no join can take its place, which would want a sort.
+// Rows behind one of their key that has had trouble, and is not sent yet, are left out. The probe of the partial index is a
+// scalar subquery so that no join can take its place, which would want a sort.
 func fetchSQL(table string, shards int, some, waiting, cut, passParked bool) string {
 	var shardClause, waitClause, cutClause string
 	args := 3
@@ -181,7 +182,8 @@ func fetchSQL(table string, shards int, some, waiting, cut, passParked bool) str
 		shardClause = fmt.Sprintf("  and %s = any ($%d::integer[])", shardOf(shards), args)
 	}
 	if waiting {
-		waitClause = notBehind(table, passParked)
+		args++
+		waitClause = notBehind(table, args, passParked)
 	}
 	if cut {
 		cutClause = fmt.Sprintf(`  and (
@@ -208,14 +210,15 @@ func fetchSQL(table string, shards int, some, waiting, cut, passParked bool) str
 	)
 }
 
-// notBehind is the clause for that.
-func notBehind(table string, passParked bool) string {
+// notBehind is the clause for that. An argument says which rows have been sent.
+func notBehind(table string, sent int, passParked bool) string {
 	clause := `  and (
     select true
     from ` + table + ` as first
     where first.key = row.key
       and first.next_attempt_at is not null
       and first."offset" < row."offset"
+      and first."offset" <> all ($` + strconv.Itoa(sent) + `::bigint[])
 `
 	if passParked {
 		clause += "      and first.parked_at is null\n"
@@ -235,7 +238,7 @@ func refillSQL(table string, shards int, passParked bool) string {
 		`  and next_attempt_at is null`,
 		`  and parked_at is null`,
 		`  and sent_at is null`,
-		notBehind(table, passParked),
+		notBehind(table, 4, passParked),
 		`order by "offset"`,
 		`limit $3`,
 	)
@@ -289,7 +292,7 @@ func (s *session) send(ctx context.Context, t *trip, pass bool) error {
 	}
 	// After the fetch: see finishRefills.
 	for _, r := range t.refills {
-		b.Queue(s.sql.refill, r.rest, r.lane.key, r.limit).Query(func(rows pgx.Rows) (err error) {
+		b.Queue(s.sql.refill, r.rest, r.lane.key, r.limit, t.sentYet).Query(func(rows pgx.Rows) (err error) {
 			r.rows, r.cut, err = collect(rows, r.bytes)
 			return err
 		})
@@ -319,6 +322,7 @@ func (s *session) queueFetch(b *pgx.Batch, t *trip) {
 	}
 	if t.troubled {
 		waiting = 1
+		args = append(args, t.sentYet)
 	}
 	if len(t.cutKeys) > 0 {
 		cut = 1
