@@ -23,6 +23,7 @@ type delivery struct {
 	active   int // workers
 	calls    map[*call]struct{}
 	standIns int  // workers beyond those of the config, for as many that hang
+	stoodFor int  // retries that hang and have such a worker in their place
 	allStuck bool // all hang, and it was said
 	lanes    lanes
 	floor    floor

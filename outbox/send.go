@@ -40,7 +40,7 @@ func (d *delivery) ready(now time.Time) int {
 }
 
 // retries is how many more messages that have had trouble may be given to the broker. They may take long to fail, so
-// some workers are always left to the others.
+// some workers are always left to the others. Those that hang do not count where there is a worker in their place.
 func (d *delivery) retries() int {
 	workers := d.relay.config.Concurrency
 	switch {
@@ -51,7 +51,7 @@ func (d *delivery) retries() int {
 	default:
 		workers -= workers / 4
 	}
-	return max(1, workers) - d.lanes.retrying
+	return max(1, workers) - d.lanes.retrying + min(d.stoodFor, d.lanes.retrying)
 }
 
 // room is how many messages may be given to the broker. Those that it has, or has taken and that are not yet deleted,

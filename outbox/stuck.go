@@ -21,7 +21,7 @@ const stuckAfter = 10 * time.Second
 // watchCalls has another worker stand in for each that hangs, up to as many again, and holds back the topics that have half
 // of the workers hang: they would take those too.
 func (d *delivery) watchCalls(now time.Time) {
-	stuck, byTopic := 0, make(map[string]int)
+	stuck, retries, byTopic := 0, 0, make(map[string]int)
 	for c := range d.calls {
 		if len(c.rows) == 0 || now.Sub(c.began) < stuckAfter {
 			continue
@@ -29,6 +29,9 @@ func (d *delivery) watchCalls(now time.Time) {
 		stuck++
 		topics := make(map[string]bool)
 		for _, row := range c.rows {
+			if row.trouble != nil || row.probe {
+				retries++
+			}
 			topics[row.topic] = true
 		}
 		for topic := range topics {
@@ -40,6 +43,7 @@ func (d *delivery) watchCalls(now time.Time) {
 		workers = 1
 	} else {
 		d.standIns = min(stuck, workers)
+		d.stoodFor = min(retries, d.standIns)
 		d.holdStuck(byTopic, now)
 	}
 	switch {

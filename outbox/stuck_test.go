@@ -81,3 +81,54 @@ func TestATopicThatHangsLeavesTheOthersWorkers(t *testing.T) {
 	d.workers.Wait()
 	require.Zero(t, d.standIns)
 }
+
+// A message that hangs when it is tried again keeps no other from being tried again.
+func TestARetryThatHangsLeavesTheOtherRetriesTheirTurn(t *testing.T) {
+	t.Parallel()
+	for _, workers := range []int{1, 2, 4} {
+		t.Run(fmt.Sprint(workers, " workers"), func(t *testing.T) {
+			t.Parallel()
+			tried, sent, goOn := make(chan string, 100), make(chan string, 100), make(chan struct{})
+			config := RelayConfig{Concurrency: workers}
+			config.setDefaults()
+			d := newDelivery(t.Context(), t.Context(), &Relay{config: config, logger: watermill.NopLogger{}, broker: observed(func(topic string, msg *message.Message) error {
+				if topic == "hangs" {
+					tried <- msg.UUID
+					<-goOn
+				}
+				sent <- topic
+				return nil
+			})}, nil)
+			d.begin()
+			now := time.Now()
+			d.mu.Lock()
+			d.lease = lease{now.Add(time.Hour)}
+			d.shards[0] = false
+			admit := func(offset int, topic string, tr *trouble) {
+				d.lanes.admit(&pending{offset: int64(offset), key: fmt.Sprint(offset), uuid: fmt.Sprint(offset), topic: topic, metadata: []byte("{}"), trouble: tr})
+			}
+			admit(0, "hangs", new(trouble))
+			d.watchCalls(now)
+			d.start(now)
+			d.mu.Unlock()
+			<-tried
+
+			// Somebody always has something new.
+			d.mu.Lock()
+			admit(1, "good", new(trouble))
+			admit(2, "fresh", nil)
+			d.watchCalls(now.Add(2 * stuckAfter))
+			require.Positive(t, d.retries())
+			d.start(now)
+			d.mu.Unlock()
+			require.ElementsMatch(t, []string{"good", "fresh"}, []string{<-sent, <-sent})
+
+			close(goOn)
+			d.workers.Wait()
+			d.mu.Lock()
+			d.watchCalls(time.Now())
+			require.Zero(t, d.stoodFor)
+			d.mu.Unlock()
+		})
+	}
+}
