@@ -43,6 +43,11 @@ func (d *delivery) unclog(now time.Time, wait *time.Duration) {
 	for _, lane := range d.lanes.byKey {
 		d.troubles.dropped(d.lanes.trim(lane, length), now)
 	}
+	for _, lane := range d.lanes.byKey {
+		if lane.busy && d.full() {
+			d.troubles.dropped(d.lanes.strip(lane), now)
+		}
+	}
 	if d.full() {
 		d.setAside(now)
 	}
@@ -139,7 +144,7 @@ func (d *delivery) mustWait(row *pending) bool {
 
 // short tells whether a lane that was cut has little left in memory, and can use more.
 func (d *delivery) short(lane *lane) bool {
-	return lane.cut && len(lane.queue) <= d.laneLength()/2 && (lane.in == nil || lane.in == &d.lanes.fresh)
+	return lane.cut && !lane.bare && len(lane.queue) <= d.laneLength()/2 && (lane.in == nil || lane.in == &d.lanes.fresh)
 }
 
 // maxRefills are made in one trip, each by a query of its own.

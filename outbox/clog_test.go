@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -50,6 +51,54 @@ func TestAKeyThatHangsHoldsUpNoOther(t *testing.T) {
 	b.wait(t, total)
 	drained(t, pool)
 	requireEachInOrder(t, b.all(), total)
+}
+
+// Some keys hang, each with a message behind it, and these alone are more than memory holds.
+func TestManyKeysThatHangHoldUpNoOther(t *testing.T) {
+	t.Parallel()
+	for name, behind := range map[string]string{"few": "behind", "large": "behind" + strings.Repeat(" ", 17<<20)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			const keys, others = 4, 20
+			hangs := make(chan struct{})
+			b := newBroker()
+			b.refuse = func(_ string, msg *message.Message) error {
+				if string(msg.Payload) == "hangs" {
+					<-hangs
+				}
+				return nil
+			}
+			config := outbox.RelayConfig{}
+			if name == "few" {
+				config.BatchSize = keys + 2 // so memory holds three messages
+			}
+			for i := range keys {
+				publish(t, pool, newMessage(fmt.Sprint(i), "hangs"))
+			}
+			for i := range keys {
+				publish(t, pool, newMessage(fmt.Sprint(i), behind))
+			}
+			for range others {
+				publish(t, pool, newMessage("", "other"))
+			}
+			stop := startRelay(t, pool, b, config)
+			for _, s := range b.wait(t, others) {
+				require.Equal(t, "other", s.Payload)
+			}
+			close(hangs)
+			all := b.wait(t, others+2*keys)[others:]
+			sent := make(map[string]string)
+			for _, s := range all {
+				sent[s.key()] += strings.TrimRight(s.Payload, " ") + " "
+			}
+			for key, texts := range sent {
+				require.Equal(t, "hangs behind ", texts, key)
+			}
+			drained(t, pool)
+			stop()
+		})
+	}
 }
 
 // requireEachInOrder takes payloads for the numbers of the messages of each key.

@@ -15,6 +15,7 @@ type lane struct {
 	cut    bool       // what it has from rest on is in the table only
 	rest   int64
 	busy   bool
+	bare   bool      // it gets no more while it is busy: memory was full
 	failed bool      // in the batch that is being looked at
 	in     *laneHeap // that waits for its turn
 	index  int       // in it
@@ -175,7 +176,7 @@ func (l *lanes) goOn(ln *lane) {
 	if !ln.busy {
 		return
 	}
-	ln.busy, ln.failed = false, false
+	ln.busy, ln.failed, ln.bare = false, false, false
 	l.settle(ln)
 }
 
@@ -220,6 +221,12 @@ func (l *lanes) trim(ln *lane, keep int) []*trouble {
 	ln.cut, ln.rest = true, ln.queue[keep].offset
 	l.cut[ln.key] = ln
 	return l.truncate(ln, keep)
+}
+
+// strip leaves all that a busy lane has to the table, until the broker has answered.
+func (l *lanes) strip(ln *lane) []*trouble {
+	ln.bare = true
+	return l.trim(ln, 0)
 }
 
 // whole notes that nothing of a lane is in the table only, but for what the relay has yet to read.

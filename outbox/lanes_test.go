@@ -68,7 +68,11 @@ func TestLanesKeepTheirOrder(t *testing.T) {
 				sending = nil
 			case 4:
 				if ln := l.byKey[key]; ln != nil {
-					l.trim(ln, rapid.IntRange(1, 3).Draw(t, "keep"))
+					if ln.busy && rapid.Bool().Draw(t, "strip") {
+						l.strip(ln)
+					} else {
+						l.trim(ln, rapid.IntRange(1, 3).Draw(t, "keep"))
+					}
 				}
 			case 5:
 				if l.held[topic] == nil {
