@@ -128,6 +128,9 @@ func (d *delivery) mustWait(row *pending) bool {
 	if first := d.troubles.first(row.key); first != nil && row.offset >= first.offset {
 		return true
 	}
+	if old := d.hidden[row.key]; old != nil && row.offset >= old.offset {
+		return true
+	}
 	if len(d.aside) > 0 {
 		if a, ok := d.aside[row.key]; ok && row.offset >= a.offset {
 			return true
@@ -176,8 +179,11 @@ func (d *delivery) finishRefills(t *trip) {
 				whole = true // what is behind that one is read when it is gone
 				break
 			}
-			if _, known := d.lanes.known[row.offset]; !known {
+			if known := d.lanes.known[row.offset]; known == nil {
 				d.lanes.admit(row)
+			} else if d.hides(known, row) {
+				whole = true
+				break
 			}
 			r.lane.rest = row.offset + 1
 		}

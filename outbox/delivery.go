@@ -28,9 +28,10 @@ type delivery struct {
 	lanes    lanes
 	floor    floor
 	troubles troubles
-	topics   map[string]*topic // that fail
-	aside    map[string]aside  // keys whose messages stay in the table while their topic fails
-	shards   map[int]bool      // held; true: to be given back as soon as nothing of it is in memory
+	topics   map[string]*topic   // that fail
+	aside    map[string]aside    // keys whose messages stay in the table while their topic fails
+	hidden   map[string]*pending // old rows, by the keys of those that have their offsets now
+	shards   map[int]bool        // held; true: to be given back as soon as nothing of it is in memory
 	lease    lease
 	closing  bool
 
@@ -94,7 +95,7 @@ func (d *delivery) begin() {
 		d.lanes.releaseTopic(name)
 	}
 	d.topics, d.aside, d.inARow = make(map[string]*topic), make(map[string]aside), 0
-	d.notes = nil
+	d.notes, d.hidden = nil, make(map[string]*pending)
 	d.shards = make(map[int]bool)
 	d.lease = lease{}
 	now := time.Now()
@@ -103,13 +104,6 @@ func (d *delivery) begin() {
 }
 
 func every(int) bool { return true }
-
-// doubtOffsets notes that what is in memory may not be what the table has under its offsets.
-func (d *delivery) doubtOffsets() {
-	for _, row := range d.lanes.known {
-		row.old = true
-	}
-}
 
 // end stops the workers from sending more: without a session there are no locks.
 func (d *delivery) end() {
@@ -348,6 +342,7 @@ func (d *delivery) load(t *trip, now time.Time) {
 	if !t.fetch {
 		return
 	}
+	d.unhide()
 	t.floor = d.floor.high
 	t.bytes = min(pageBytes, memoryBytes-d.lanes.bytes)
 	t.limit = min(d.limit, fit(t.bytes, d.mean))
@@ -356,14 +351,17 @@ func (d *delivery) load(t *trip, now time.Time) {
 		gone[row.offset] = true
 	}
 	t.known = make([]int64, 0, 64)
-	for offset := range d.lanes.known {
-		if offset > t.floor && !gone[offset] {
+	for offset, row := range d.lanes.known {
+		if offset > t.floor && !gone[offset] && !row.old {
 			t.known = append(t.known, offset)
 		}
 	}
 	t.troubled = len(d.troubles.waiting) > 0
 	for key, lane := range d.lanes.cut {
 		t.cutKeys, t.rests = append(t.cutKeys, key), append(t.rests, lane.rest)
+	}
+	for key, old := range d.hidden {
+		t.cutKeys, t.rests = append(t.cutKeys, key), append(t.rests, old.offset)
 	}
 	for shard, leaving := range d.shards {
 		if !leaving {
@@ -417,8 +415,7 @@ func (d *delivery) finish(e *errand, now time.Time) error {
 func (d *delivery) finishFetch(t *trip, now time.Time) {
 	d.learnSize(t)
 	if d.floor.restarted(t.page.file) {
-		d.doubtOffsets()
-		d.asked = true
+		d.startAnew(now)
 		return
 	}
 	if !d.floor.observe(t.page, now) {
@@ -430,12 +427,12 @@ func (d *delivery) finishFetch(t *trip, now time.Time) {
 		return
 	}
 	for _, row := range t.rows {
-		_, known := d.lanes.known[row.offset]
 		leaving, held := d.shards[row.shard]
-		if known || !held || leaving || d.mustWait(row) {
-			continue
+		if known := d.lanes.known[row.offset]; known != nil {
+			d.hides(known, row)
+		} else if held && !leaving && !d.mustWait(row) {
+			d.lanes.admit(row)
 		}
-		d.lanes.admit(row)
 	}
 	if len(t.rows) > 0 {
 		d.pause = firstPause

@@ -53,7 +53,7 @@ type pending struct {
 	shard    int
 	trouble  *trouble // that it had before, if any
 	began    uint64   // how many messages the broker had taken when it was given this one
-	old      bool     // it was read in an earlier session, or before the offsets began anew
+	old      bool     // it was read in an earlier session, or before the offsets began anew, and not seen since
 	passed   bool     // others had it locked when it was to be removed
 	probe    bool     // it tells whether its topic still fails
 }

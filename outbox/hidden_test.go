@@ -1,0 +1,50 @@
+package outbox_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+
+	"github.com/watermill-once/watermill-once/outbox"
+)
+
+// The broker still has messages when the table is emptied, and their offsets become those of others. What comes behind these
+// is not sent before them; what was only in memory is not sent at all.
+func TestOffsetsBeginAnewWhileTheBrokerHasMessages(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := newBroker()
+	given, goOn := make(chan struct{}), make(chan struct{})
+	b.refuse = func(_ string, msg *message.Message) error {
+		if strings.HasPrefix(string(msg.Payload), "old") {
+			given <- struct{}{}
+			<-goOn
+		}
+		return nil
+	}
+	publish(t, pool, newMessage("A", "old 1"), newMessage("B", "old 2"), newMessage("A", "old 3"))
+	startRelay(t, pool, b, outbox.RelayConfig{})
+	<-given
+	<-given
+	_, err := pool.Exec(t.Context(), `truncate watermill_outbox restart identity`)
+	require.NoError(t, err)
+	publish(t, pool, newMessage("C", "1"), newMessage("D", "2"), newMessage("E", "3"), newMessage("D", "4"), newMessage("C", "5"))
+	require.Equal(t, []string{"3"}, payloads(b.wait(t, 1)))
+	publish(t, pool, newMessage("D", "6"), newMessage("E", "7"))
+	require.Equal(t, []string{"3", "7"}, payloads(b.wait(t, 2)))
+	close(goOn)
+	all := payloads(b.wait(t, 9))
+	drained(t, pool)
+	require.Len(t, b.all(), 9)
+	for _, key := range [][]string{{"old 1"}, {"old 2"}, {"1", "5"}, {"2", "4", "6"}} {
+		places := make([]int, len(key))
+		for i, payload := range key {
+			places[i] = slices.Index(all, payload)
+			require.GreaterOrEqual(t, places[i], 0, payload)
+		}
+		require.IsIncreasing(t, append([]int{-1}, places...), "%v in %v", key, all)
+	}
+}
