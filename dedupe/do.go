@@ -52,14 +52,19 @@ func Do[T any](
 	if err != nil {
 		return none, fmt.Errorf("dedupe: fingerprint of the request: %w", err)
 	}
-	if _, err := json.Marshal(none); err != nil { // which would be found out after the call
+	var unsupported *json.UnsupportedTypeError
+	if _, err := json.Marshal(none); errors.As(err, &unsupported) { // which would be found out after the call
 		return none, fmt.Errorf("dedupe: the outcome's type is not for JSON: %w", err)
 	}
 
-	var final *FinalError
+	var (
+		final   *FinalError
+		refused error
+	)
 	result, err := e.journal.Run(ctx, e.id(key), fingerprint, func(ctx context.Context) (journal.Outcome, error) {
 		value, err := call(ctx, key)
 		if errors.As(err, &final) {
+			refused = err
 			return journal.Outcome{Final: true, Text: final.Text}, nil
 		}
 		if err != nil {
@@ -74,12 +79,16 @@ func Do[T any](
 	switch {
 	case err != nil:
 		return none, err
-	case result.Final && final != nil:
-		return none, final
+	case refused != nil:
+		return none, refused
 	case result.Final:
 		return none, &FinalError{Text: result.Text}
 	}
 	if err := json.Unmarshal(result.JSON, &value); err != nil {
+		var mistyped *json.UnmarshalTypeError
+		if errors.As(err, &mistyped) { // its text may show a number as it is stored
+			err = fmt.Errorf("json: no %s at byte %d", mistyped.Type, mistyped.Offset)
+		}
 		return none, fmt.Errorf("dedupe: the stored outcome is no %T: %w", value, err)
 	}
 	return value, nil

@@ -69,9 +69,14 @@ func forgetSQL(table string) [2]string {
 	return [2]string{
 		`insert into ` + table + ` (consumer, event_id)
 select $1::text, id
-from json_array_elements_text($2::json) as ids (id)
-order by id collate "C"
-on conflict (consumer, event_id) do nothing`,
+from (
+  select distinct id collate "C" as id
+  from json_array_elements_text($2::json) as ids (id)
+) as ids
+order by id
+on conflict (consumer, event_id) do update
+set event_id = excluded.event_id
+where false -- which locks the claim`,
 		`delete from ` + table + `
 where consumer = $1::text
   and event_id = any (array(select json_array_elements_text($2::json)))`,

@@ -195,8 +195,26 @@ func conflict(err error) bool {
 	return false
 }
 
-// notNullViolation is what a claim fails with where its id has another fingerprint.
-const notNullViolation = "23502"
+// mismatch tells whether a claim failed because its id has another fingerprint: by a null in its event_id. A user's trigger may
+// fail with a null of its own.
+func mismatch(err error) bool {
+	const notNullViolation = "23502"
+	if sqlState(err) != notNullViolation {
+		return false
+	}
+	var (
+		pgErr *pgconn.PgError
+		other interface{ Get(field byte) string } // lib/pq's
+	)
+	switch {
+	case errors.As(err, &pgErr):
+		return pgErr.ColumnName == "event_id"
+	case errors.As(err, &other):
+		return other.Get('c') == "event_id"
+	default:
+		return true
+	}
+}
 
 // sqlState finds the SQLSTATE in an error of any driver; "": none.
 func sqlState(err error) string {

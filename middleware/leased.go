@@ -1,8 +1,8 @@
 package middleware
 
 import (
-	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -42,7 +42,7 @@ func Leased(pool *pgxpool.Pool, config LeasedConfig) (message.HandlerMiddleware,
 		Lease:     config.Effects.Lease,
 		Wait:      config.Effects.Wait,
 		OnUnknown: journal.Policy(config.Effects.OnUnknown),
-		Probe:     config.Effects.Probe,
+		Probe:     foundOnly(config.Effects.Probe),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("middleware: %w", err)
@@ -53,6 +53,17 @@ func Leased(pool *pgxpool.Pool, config LeasedConfig) (message.HandlerMiddleware,
 			return nil, l.deliver(h, msg)
 		}
 	}, nil
+}
+
+// foundOnly is a Probe of whose outcome only that there is one counts.
+func foundOnly(probe func(context.Context, string) (json.RawMessage, bool, error)) func(context.Context, string) (json.RawMessage, bool, error) {
+	if probe == nil {
+		return nil
+	}
+	return func(ctx context.Context, key string) (json.RawMessage, bool, error) {
+		_, found, err := probe(ctx, key)
+		return json.RawMessage("null"), found, err
+	}
 }
 
 // LeasedConfig of Leased. The zero value works for handlers that run in a Router and produce no messages.
@@ -147,8 +158,9 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 	a := &attempt.Attempt{Headers: attempt.Headers(msg.Metadata), Outside: true}
 	defer a.End()
 	var (
-		rows  []attempt.Row
-		final *dedupe.FinalError
+		rows    []attempt.Row
+		final   *dedupe.FinalError
+		refused error
 	)
 	// The Probe is to find this too.
 	runCtx := context.WithValue(ctx, runKey{}, &run{consumer: o.Consumer, eventID: o.EventID, journal: l.journal})
@@ -159,6 +171,7 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 		msg.SetContext(ctx)
 		produced, err := h(msg)
 		if errors.As(err, &final) {
+			refused = err
 			return journal.Outcome{Final: true, Text: final.Text}, nil
 		}
 		if err == nil {
@@ -173,8 +186,10 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 	switch {
 	case err != nil:
 		return Failed, l.blame(ctx, err, o.Attempts > 0)
+	case refused != nil:
+		return Failed, refused
 	case result.Final:
-		return Failed, cmp.Or(final, &dedupe.FinalError{Text: result.Text})
+		return Failed, &dedupe.FinalError{Text: result.Text}
 	case !result.Fresh:
 		return Duplicate, nil
 	}

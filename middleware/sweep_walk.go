@@ -68,7 +68,7 @@ func (w *walk) step(ctx context.Context, pages int64) (int64, error) {
 func (s sweepable) old(to string) string {
 	return `ctid > $1::text::tid
       and ctid ` + to + ` $2::text::tid
-      and now() - ` + s.since + ` > $3::bigint * interval '1 microsecond'`
+      and coalesce(` + s.since + `, 'infinity') < now() - $3::bigint * interval '1 microsecond'`
 }
 
 // findOldSQL finds up to $4 rows, and where the last one stands. It locks nothing.
@@ -76,7 +76,7 @@ func findOldSQL(table sweepable) string {
 	return `select count(*), coalesce(max(place)::text, '')
 from (
     select ctid as place
-    from ` + table.table + `
+    from only ` + table.table + `
     where ` + table.old("<") + `
     limit $4::bigint
 ) as old`
@@ -84,10 +84,10 @@ from (
 
 // deleteOldSQL deletes what findOldSQL has found. It waits for no row, and so never keeps its locks while it waits.
 func deleteOldSQL(table sweepable) string {
-	return `delete from ` + table.table + `
+	return `delete from only ` + table.table + `
 where ctid = any (array(
     select ctid
-    from ` + table.table + `
+    from only ` + table.table + `
     where ` + table.old("<=") + `
     limit $4::bigint
     for update skip locked

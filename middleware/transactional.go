@@ -233,7 +233,7 @@ func (t *transactional) attempt(ctx context.Context, s session, h message.Handle
 
 	affected, err := s.begin(ctx, d.statements)
 	switch {
-	case d.digest != nil && sqlState(err) == notNullViolation:
+	case d.digest != nil && mismatch(err):
 		return Failed, fmt.Errorf("middleware: %w: message %.80q", dedupe.ErrFingerprintMismatch, msg.UUID)
 	case err != nil:
 		return Failed, notBegun(fmt.Errorf("middleware: begin: %w", err))

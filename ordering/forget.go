@@ -53,7 +53,15 @@ func forgetSQL(table string) string {
 	return `update ` + table + `
 set event_id = null
 where consumer = $1::text
-  and event_id = any (array(select json_array_elements_text($2::json)))`
+  and event_id = any (array(select json_array_elements_text($2::json)))
+  and entity = any (array(
+    select entity
+    from ` + table + `
+    where consumer = $1::text
+      and event_id = any (array(select json_array_elements_text($2::json)))
+    order by entity
+    for update
+  ))`
 }
 
 func (c Config) forget(consumer string, eventIDs []string) (query, ids string, err error) {

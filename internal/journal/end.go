@@ -46,7 +46,11 @@ func (j *Journal) end(ctx context.Context, o owner, e ending, patience time.Dura
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		_, err := j.use(ctx, func(conn *pgxpool.Conn) error { return j.sendEnd(ctx, conn, o, e) })
+		_, err := j.use(ctx, func(conn *pgxpool.Conn) error {
+			ctx, cancel := context.WithTimeout(ctx, patience/4) // one connection may be dead without a word
+			defer cancel()
+			return j.sendEnd(ctx, conn, o, e)
+		})
 		switch {
 		case err == nil:
 			return nil
@@ -61,7 +65,7 @@ func (j *Journal) end(ctx context.Context, o owner, e ending, patience time.Dura
 func (j *Journal) sendEnd(ctx context.Context, conn *pgxpool.Conn, o owner, e ending) error {
 	var outcome, text *string
 	if e.json != nil {
-		s := string(e.json)
+		s := validUTF8(e.json)
 		outcome = &s
 	}
 	if e.text != "" || e.state == Failed {
@@ -96,11 +100,14 @@ func (j *Journal) stored(ctx context.Context, o owner, e ending) error {
 }
 
 // failed ends the row of work that returned an error, and gives the error for the caller.
-func (j *Journal) failed(ctx context.Context, o owner, l *lease, err error) error {
+func (j *Journal) failed(ctx context.Context, o owner, l *lease, back string, err error) error {
 	e := ending{state: Unknown, text: err.Error()}
 	patience := j.brief()
 	if notDone(err) {
-		e.state, patience = Free, l.left() // worth the time: else it turns unknown
+		e.state, patience = back, l.left() // worth the time: else it turns unknown
+		if j.config.OnUnknown == Ask {     // which has found nothing of earlier calls
+			e.state = Free
+		}
 	}
 	if ended := j.end(ctx, o, e, patience); errors.Is(ended, ErrLeaseLost) || l.lost() {
 		return fmt.Errorf("%w: %w", ErrLeaseLost, err)
@@ -121,6 +128,9 @@ func (j *Journal) lost(ctx context.Context, o owner, err error) error {
 
 // maxText is how much of an error's text is kept, in bytes.
 const maxText = 4 << 10
+
+// validUTF8 is JSON that PostgreSQL takes: a json.RawMessage may hold anything in its strings.
+func validUTF8(json []byte) string { return strings.ToValidUTF8(string(json), "\uFFFD") }
 
 // clean makes a text that PostgreSQL takes.
 func clean(text string) string {

@@ -25,6 +25,9 @@ type Trouble struct{ err error }
 func (t *Trouble) Error() string { return t.err.Error() }
 func (t *Trouble) Unwrap() error { return t.err }
 
+// NotDone is false whatever is wrapped: that Probe could not ask says nothing about the call.
+func (t *Trouble) NotDone() bool { return false }
+
 // trouble marks err, unless it speaks of the data.
 func trouble(err error) error {
 	if state := sqlState(err); strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") {
@@ -39,7 +42,7 @@ func passing(err error) bool {
 	if state == "" { // no answer of the server
 		return true
 	}
-	for _, class := range []string{"08", "25006", "26000", "40", "53", "55P03", "57P", "58"} {
+	for _, class := range []string{"08", "25006", "26000", "40", "42P05", "53", "55P03", "57014", "57P", "58"} {
 		if strings.HasPrefix(state, class) {
 			return true
 		}
@@ -72,10 +75,3 @@ func finalIn(err error) error {
 	}
 	return nil
 }
-
-// probeError is an error of Probe. That the question was not asked says nothing of the call: it is not NotDone, whatever err is.
-type probeError struct{ err error }
-
-func (e *probeError) Error() string { return "dedupe: probe: " + e.err.Error() }
-func (e *probeError) Unwrap() error { return e.err }
-func (e *probeError) NotDone() bool { return false }

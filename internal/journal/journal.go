@@ -99,7 +99,7 @@ func (j *Journal) Run(ctx context.Context, id ID, fingerprint []byte, work Work)
 			return Result{}, err
 		}
 		if found.token == owner.token {
-			return j.hold(ctx, owner, found.sent, work)
+			return j.hold(ctx, owner, found.sent, Free, work)
 		}
 		if fingerprint != nil && found.fingerprint != nil && !bytes.Equal(fingerprint, found.fingerprint) {
 			return Result{}, ErrFingerprintMismatch
@@ -121,7 +121,7 @@ func (j *Journal) Run(ctx context.Context, id ID, fingerprint []byte, work Work)
 				if unknown && j.config.OnUnknown == Ask {
 					work = j.askFirst(id.Key, work)
 				}
-				return j.hold(ctx, owner, sent, work)
+				return j.hold(ctx, owner, sent, found.back(), work)
 			}
 		default: // somebody is at it
 			if again, err := wait.pause(ctx); err != nil {
@@ -133,8 +133,17 @@ func (j *Journal) Run(ctx context.Context, id ID, fingerprint []byte, work Work)
 	}
 }
 
-// hold does the work of an owner whose lease began at that time or later.
-func (j *Journal) hold(ctx context.Context, o owner, began time.Time, work Work) (Result, error) {
+// hold does the work of an owner whose lease began at that time or later. back is what the row is where the work did nothing.
+func (j *Journal) hold(ctx context.Context, o owner, began time.Time, back string, work Work) (Result, error) {
+	// The process may have slept since the claim, its answer may have come late, and the caller may be gone.
+	switch late := time.Since(began) >= j.config.Lease-j.config.Lease/10; {
+	case ctx.Err() != nil:
+		_ = j.end(ctx, o, ending{state: back, text: "the caller was gone before the call"}, j.brief())
+		return Result{}, trouble(fmt.Errorf("dedupe: claim effect: %w", ctx.Err()))
+	case late:
+		_ = j.end(ctx, o, ending{state: back, text: "the lease was over before the call"}, j.brief())
+		return Result{}, ErrLeaseLost
+	}
 	l := j.startLease(ctx, o, began)
 	returned := false
 	defer func() {
@@ -147,7 +156,7 @@ func (j *Journal) hold(ctx context.Context, o owner, began time.Time, work Work)
 	returned = true
 	l.stop()
 	if err != nil {
-		return Result{}, j.failed(ctx, o, l, err)
+		return Result{}, j.failed(ctx, o, l, back, err)
 	}
 
 	e := ending{state: Done, json: outcome.JSON, with: outcome.With}
@@ -169,11 +178,11 @@ func (j *Journal) askFirst(key string, work Work) Work {
 		case refusal != nil:
 			return Outcome{Final: true, Text: refusal.Error()}, nil
 		case err != nil:
-			return Outcome{}, &probeError{err}
+			return Outcome{}, &Trouble{fmt.Errorf("dedupe: probe: %w", err)}
 		case !found:
 			return work(ctx)
 		case !json.Valid(outcome):
-			return Outcome{}, &probeError{errNoJSON}
+			return Outcome{}, &Trouble{fmt.Errorf("dedupe: probe: %w", errNoJSON)}
 		default:
 			return Outcome{JSON: outcome}, nil
 		}

@@ -48,8 +48,8 @@ func (j *Journal) startLease(ctx context.Context, o owner, began time.Time) *lea
 func (l *lease) renewing(ctx context.Context) {
 	defer close(l.ended)
 	third := l.journal.config.Lease / 3
-	next := time.Now().Add(third)
-	timer := time.NewTimer(third)
+	next := l.lastCall().Add(l.journal.config.Lease/10 - l.journal.config.Lease + third)
+	timer := time.NewTimer(time.Until(next))
 	defer timer.Stop()
 	for {
 		select {

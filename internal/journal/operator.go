@@ -93,7 +93,7 @@ func (j *Journal) Resolve(ctx context.Context, tx pgx.Tx, id ID, o Outcome, free
 		s := clean(o.Text)
 		state, text = Failed, &s
 	default:
-		s := string(o.JSON)
+		s := validUTF8(o.JSON)
 		outcome = &s
 	}
 	tag, err := tx.Exec(ctx, j.sql.resolve, id.Consumer, id.Key, newToken(), state, outcome, text)

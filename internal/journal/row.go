@@ -89,7 +89,7 @@ func statementsFor(table string) statements {
 
 // claim makes the row, or finds the one that is there: one round trip. Where it was made, the entry has the owner's token.
 func (j *Journal) claim(ctx context.Context, o owner, fingerprint []byte) (found entry, err error) {
-	err = j.claiming(ctx, o, Free, func(conn *pgxpool.Conn) error {
+	err = j.claiming(ctx, o, Free, func(ctx context.Context, conn *pgxpool.Conn) error {
 		found.sent = time.Now()
 		var batch pgx.Batch // one transaction, implicitly
 		batch.Queue(j.sql.insert, o.Consumer, o.Key, o.token, fingerprint, j.config.Lease.Microseconds())
@@ -103,11 +103,7 @@ func (j *Journal) claim(ctx context.Context, o owner, fingerprint []byte) (found
 
 // takeOver makes a row the owner's that is still as it was found. False: it is not. The lease began when it was sent, or later.
 func (j *Journal) takeOver(ctx context.Context, o owner, found entry, fingerprint []byte) (sent time.Time, taken bool, err error) {
-	back := Unknown
-	if found.state == Free {
-		back = Free
-	}
-	err = j.claiming(ctx, o, back, func(conn *pgxpool.Conn) error {
+	err = j.claiming(ctx, o, found.back(), func(ctx context.Context, conn *pgxpool.Conn) error {
 		sent = time.Now()
 		tag, err := conn.Exec(ctx, j.sql.takeOver,
 			o.Consumer, o.Key, o.token, fingerprint, j.config.Lease.Microseconds(), found.token, found.state)
@@ -117,15 +113,27 @@ func (j *Journal) takeOver(ctx context.Context, o owner, found entry, fingerprin
 	return sent, taken, err
 }
 
+// back is what the row is again where an owner that took it over called nothing.
+func (e entry) back() string {
+	if e.state == Free {
+		return Free
+	}
+	return Unknown
+}
+
 // claimTries bounds how often a claim is tried that loses to a concurrent one, in an isolation level stricter than READ COMMITTED
 // (a role's default may be one), or that finds a row which is deleted meanwhile.
 const claimTries = 10
 
 // claiming runs a statement that claims. One that failed may be committed all the same, its answer lost: it is taken back, as
 // nothing was called yet. Where that fails too, the row turns unknown when the lease is over.
-func (j *Journal) claiming(ctx context.Context, o owner, back string, f func(*pgxpool.Conn) error) error {
+func (j *Journal) claiming(ctx context.Context, o owner, back string, f func(context.Context, *pgxpool.Conn) error) error {
 	for tries := 1; ; tries++ {
-		sent, err := j.use(ctx, f)
+		sent, err := j.use(ctx, func(conn *pgxpool.Conn) error {
+			ctx, end := j.patient(ctx)
+			defer end()
+			return f(ctx, conn)
+		})
 		switch {
 		case err == nil:
 			return nil
@@ -136,6 +144,14 @@ func (j *Journal) claiming(ctx context.Context, o owner, back string, f func(*pg
 		}
 		return trouble(fmt.Errorf("dedupe: claim effect: %w", err))
 	}
+}
+
+// patient is the context of a claim: an answer that comes when the lease is nearly over is of no use. Where the caller goes, it is
+// waited for a moment longer: a claim that is cut off may be committed after it was taken back.
+func (j *Journal) patient(ctx context.Context) (context.Context, func()) {
+	claim, cancel := context.WithTimeout(context.WithoutCancel(ctx), j.config.Lease-j.config.Lease/10)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(j.brief(), cancel) })
+	return claim, func() { stop(); cancel() }
 }
 
 // use runs f on a connection. sent: the server may have got what f sent.
