@@ -356,7 +356,9 @@ func (d *delivery) load(t *trip, now time.Time) {
 			t.known = append(t.known, offset)
 		}
 	}
-	t.troubled = len(d.troubles.waiting) > 0
+	// A person may have one tried again, and the table knows it first: what is left out for it now must not be passed by what is
+	// behind it.
+	t.troubled = len(d.troubles.byOffset) > 0 || d.relay.config.KeepSent
 	for key, lane := range d.lanes.cut {
 		t.cutKeys, t.rests = append(t.cutKeys, key), append(t.rests, lane.rest)
 	}

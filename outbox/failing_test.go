@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -192,6 +193,77 @@ func TestKeysGoOnBehindParkedMessages(t *testing.T) {
 	b.wait(t, 41)
 	drained(t, pool)
 	require.Len(t, b.all(), 41)
+}
+
+// While the relay has yet to hear that parked messages are to be tried again, their keys go on in order.
+func TestKeysGoOnInOrderWhenMessagesAreRetried(t *testing.T) {
+	t.Parallel()
+	pool, p := newPool(t), newPublisher(t, outbox.Config{})
+	const keys = 50
+	b := newBroker()
+	var down atomic.Bool
+	down.Store(true)
+	var tries, again [2]atomic.Bool
+	goOn := [2]chan struct{}{make(chan struct{}), make(chan struct{})}
+	b.refuse = func(_ string, msg *message.Message) error {
+		switch text := string(msg.Payload); text {
+		case "parked":
+			if down.Load() {
+				return permanentError{}
+			}
+		case "waits 0", "waits 1":
+			i := text[6] - '0'
+			if !tries[i].Swap(true) {
+				return errors.New("the first time")
+			}
+			again[i].Store(true)
+			<-goOn[i]
+		}
+		return nil
+	}
+	all := func(payload string) (msgs []*message.Message) {
+		for i := range keys {
+			msgs = append(msgs, newMessage(fmt.Sprint("key-", i), payload))
+		}
+		return msgs
+	}
+	publish(t, pool, append(all("parked"), newMessage("", "waits 0"))...)
+	startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 2, PassParked: true})
+	eventually(t, "all are parked, but for one", func() bool { return len(parked(t, pool)) == keys && again[0].Load() })
+	down.Store(false)
+	inTx(t, pool, func(tx pgx.Tx) {
+		var offsets []int64
+		for i := range keys {
+			offsets = append(offsets, int64(i+1))
+		}
+		n, err := outbox.Config{}.RetryParked(t.Context(), tx, offsets...)
+		require.NoError(t, err)
+		require.EqualValues(t, keys, n)
+		require.NoError(t, p.PublishTx(t.Context(), tx, "topic", append(all("1"), newMessage("", "waits 1"))...))
+	})
+	// The table has the keys wait now. The relay asks for that only while a message waits that it knows of, and when that is
+	// sent it reads on from there.
+	eventually(t, "another waits", again[1].Load)
+	for i := range goOn {
+		close(goOn[i])
+		eventually(t, "it is gone", func() bool {
+			var there bool
+			err := pool.QueryRow(t.Context(), `select exists (select from watermill_outbox where payload = $1)`, fmt.Appendf(nil, "waits %d", i)).Scan(&there)
+			require.NoError(t, err)
+			return !there
+		})
+		publish(t, pool, append(all(strconv.Itoa(i+2)), newMessage("", "passes"))...)
+		eventually(t, "others pass", func() bool {
+			return len(slices.DeleteFunc(b.all(), func(s sent) bool { return s.Payload != "passes" })) == i+1
+		})
+	}
+	next := make(map[string]int)
+	for _, s := range b.wait(t, 4*keys+4) {
+		if number, err := strconv.Atoi(s.Payload); err == nil {
+			next[s.key()]++
+			require.Equal(t, next[s.key()], number, s.key())
+		}
+	}
 }
 
 // Several parked messages of a key are retried: they leave in their order, also where one fails once more.
