@@ -335,7 +335,7 @@ func (d *delivery) load(t *trip, now time.Time) {
 	t.sentYet = d.lockedWhenSent(t)
 	d.settling = t.sent
 	for _, row := range t.sent {
-		if trouble := d.troubles.byOffset[row.offset]; trouble != nil {
+		if trouble := d.troubles.byOffset[row.offset]; trouble != nil && trouble.uuid == row.uuid {
 			d.forget(trouble)
 		}
 	}

@@ -174,9 +174,13 @@ func (d *delivery) reconcile(found *trouble, noted map[int64]bool, now time.Time
 		return
 	}
 	t := d.troubles.byOffset[found.offset]
+	if t != nil && t.uuid != found.uuid {
+		d.forget(t)
+		t = nil
+	}
 	switch {
 	case t == nil:
-		if row := d.lanes.known[found.offset]; row != nil && (found.parked || row.passed) {
+		if row := d.lanes.known[found.offset]; row != nil && row.uuid == found.uuid && (found.parked || row.passed) {
 			return
 		}
 		if !found.parked {

@@ -6,13 +6,13 @@ import "time"
 // its sequence begins anew, or a standby takes over that had not heard of it. What is in memory is known by its offset, so the
 // new message cannot be there before the old one is gone. Its key waits for that, as what is behind it must not be first.
 
-// startAnew is for a sequence that has begun anew: only what the broker has is still of interest.
+// startAnew is for a sequence that has begun anew: only what the broker has is still of interest. Which messages have had
+// trouble is read before anything else.
 func (d *delivery) startAnew(now time.Time) {
-	for _, lane := range d.lanes.byKey {
-		d.troubles.dropped(d.lanes.clear(lane, ground), now)
-	}
+	d.lanes.drop(every)
 	d.doubtOffsets()
-	d.asked = true
+	d.troubles, d.unparked = newTroubles(), 0
+	d.asked, d.nextBalance, d.nextReload = true, now, now
 }
 
 // doubtOffsets notes that what is in memory may not be what the table has under its offsets.

@@ -1,11 +1,14 @@
 package outbox_test
 
 import (
+	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-once/watermill-once/outbox"
@@ -47,4 +50,39 @@ func TestOffsetsBeginAnewWhileTheBrokerHasMessages(t *testing.T) {
 		}
 		require.IsIncreasing(t, append([]int{-1}, places...), "%v in %v", key, all)
 	}
+}
+
+// A message that failed is not taken for another one that has its offset now, and which fails too.
+func TestOffsetsBeginAnewWhileMessagesFail(t *testing.T) {
+	t.Parallel()
+	pool, p := newPool(t), newPublisher(t, outbox.Config{})
+	b := newBroker()
+	var failed atomic.Bool
+	b.refuse = func(_ string, msg *message.Message) error {
+		switch string(msg.Payload) {
+		case "old":
+			return errors.New("refused")
+		case "1":
+			if !failed.Swap(true) {
+				return errors.New("the first time")
+			}
+		}
+		return nil
+	}
+	publish(t, pool, newMessage("A", "old"))
+	startRelay(t, pool, b, outbox.RelayConfig{})
+	eventually(t, "its failure is noted", func() bool {
+		var noted bool
+		err := pool.QueryRow(t.Context(), `select last_error is not null from watermill_outbox`).Scan(&noted)
+		require.NoError(t, err)
+		return noted
+	})
+	inTx(t, pool, func(tx pgx.Tx) {
+		_, err := tx.Exec(t.Context(), `truncate watermill_outbox restart identity`)
+		require.NoError(t, err)
+		require.NoError(t, p.PublishTx(t.Context(), tx, "topic", newMessage("B", "1"), newMessage("B", "2")))
+	})
+	require.Equal(t, []string{"1", "2"}, payloads(b.wait(t, 2)))
+	drained(t, pool)
+	require.Len(t, b.all(), 2)
 }

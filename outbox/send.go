@@ -125,6 +125,8 @@ func (d *delivery) returned(rows []*pending, faults []error, now time.Time) {
 		switch fault := faults[i]; {
 		case fault == nil:
 			d.took(row, now)
+		case row.old:
+			delete(d.lanes.known, row.offset) // where the table still has it, it is read again
 		case lane.failed:
 			delete(d.lanes.known, row.offset) // it was not tried; it is read again when its turn comes
 		default:
