@@ -14,7 +14,9 @@ func embeddedKafka(ctx context.Context, partitions int32, logger watermill.Logge
 	if err != nil {
 		return nil, err
 	}
-	k := kafkaSettings{brokers: cluster.ListenAddrs(), partitions: partitions, replication: 1, session: 10 * time.Second}
+	k := kafkaSettings{
+		brokers: cluster.ListenAddrs(), partitions: partitions, replication: 1, session: 10 * time.Second, ackWait: ackWait,
+	}
 	b, err := k.open(ctx, logger)
 	if err != nil {
 		cluster.Close()

@@ -34,6 +34,7 @@ func kafka(a *address) opener {
 		replication: int16(a.number("replication", 0, 0, 100)),
 		// After how long a member that has died is missed.
 		session: a.duration("session_timeout", 10*time.Second, time.Second),
+		ackWait: a.duration("ack_wait", ackWait, time.Second),
 		tls:     a.boolean("tls"),
 	}
 	if a.user != nil {
@@ -47,6 +48,7 @@ type kafkaSettings struct {
 	partitions     int32
 	replication    int16
 	session        time.Duration
+	ackWait        time.Duration
 	tls            bool
 	user, password string // SASL PLAIN where there is a user
 }
@@ -139,7 +141,7 @@ func (k kafkaSettings) consumer() *sarama.Config {
 	config.Consumer.Group.Heartbeat.Interval = k.session / 10
 
 	// How long the others wait, when partitions are handed over, for the messages in hand: see Retry.
-	config.Consumer.Group.Rebalance.Timeout = ackWait
+	config.Consumer.Group.Rebalance.Timeout = k.ackWait
 	k.secure(config)
 	return config
 }
