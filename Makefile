@@ -25,7 +25,9 @@ test:
 		if [ -n "$$CI" ]; then echo "no C compiler that works: CI requires -race" >&2; exit 1; fi; \
 		echo "no C compiler that works: the tests run without the race detector"; cgo=0; fi; \
 	for m in $(MODULES); do echo "test $$m"; \
-		CGO_ENABLED=$$cgo $(GO) -C $$m test $$race -count=1 -timeout 15m ./... || exit 1; done
+		CGO_ENABLED=$$cgo $(GO) -C $$m test $$race -count=1 -timeout 15m ./... || exit 1; done; \
+	if [ -n "$$race" ]; then echo "test internal/pathtest, what is not for the race detector"; \
+		$(GO) -C internal/pathtest test -count=1 -run TestKafkaKilledUnderLoad . || exit 1; fi
 
 example:
 	@for e in quickstart webhooks orders payments kill-it; do echo "example $$e"; \
