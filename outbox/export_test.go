@@ -19,9 +19,16 @@ func RefillSQL(topic string) string {
 // RefusesTransactions tells whether an error is that of a pooler in statement mode.
 var RefusesTransactions = refusesTransactions
 
-// RemoveSQL is the relay's delete, and the one that passes over what is locked.
-func RemoveSQL(topic string) [2]string {
-	return newRelaySQL(tableOf(topic), nil, RelayConfig{Shards: 16}).settle
+// SettleSQL are the relay's statements about what was sent: to delete or to keep it, waiting for locks or passing over them.
+func SettleSQL(topic string) []string {
+	remove := newRelaySQL(tableOf(topic), nil, RelayConfig{Shards: 16}).settle
+	keep := newRelaySQL(tableOf(topic), nil, RelayConfig{Shards: 16, KeepSent: true}).settle
+	return append(remove[:], keep[:]...)
+}
+
+// NoteSQL are those about what was not.
+func NoteSQL(topic string) [2]string {
+	return newRelaySQL(tableOf(topic), nil, RelayConfig{Shards: 16}).note
 }
 
 // Settings are those of the relay's session.

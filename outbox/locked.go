@@ -33,6 +33,7 @@ func passing(table, given, lock string, change func(table, given string) string)
     select given.*
     from given
     join ` + table + ` as row on row."offset" = given."offset" and row.uuid = given.uuid
+    where row."offset" = any ($1::bigint[])
     for ` + lock + ` of row skip locked
 ), changed as (
     ` + change(table, "free as given") + `
@@ -40,7 +41,8 @@ func passing(table, given, lock string, change func(table, given string) string)
 select row."offset"
 from given
 join ` + table + ` as row on row."offset" = given."offset" and row.uuid = given.uuid
-where given."offset" not in (select "offset" from free)`
+where row."offset" = any ($1::bigint[])
+  and given."offset" not in (select "offset" from free)`
 }
 
 // do makes the trip. Where a lock is in its way, all of it is rolled back, and it is made once more.

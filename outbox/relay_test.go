@@ -358,66 +358,6 @@ func TestRelayEndsWhileItHasNoConnection(t *testing.T) {
 	startRelay(t, pool, newBroker(), outbox.RelayConfig{})()
 }
 
-// The fetch follows the primary key; a sort would read the whole backlog for each batch.
-func TestTheFetchDoesNotSort(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t)
-	publish(t, pool, numbered(5000, 100)...)
-	_, err := pool.Exec(t.Context(), `analyze watermill_outbox`)
-	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), `analyze watermill_outbox`)
-	require.NoError(t, err)
-	conn, err := pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer conn.Release()
-	_, err = conn.Exec(t.Context(), outbox.Settings)
-	require.NoError(t, err)
-	for i, query := range outbox.FetchSQL("outbox") {
-		args := []any{0, []int64{}, 100}
-		if i&4 != 0 {
-			args = append(args, []int{1, 2})
-		}
-		if i&2 != 0 {
-			args = append(args, []int64{3})
-		}
-		if i&1 != 0 {
-			args = append(args, []string{"key-1"}, []int64{10})
-		}
-		plan := explain(t, conn, query, args...)
-		require.Contains(t, plan, "Index Scan using watermill_outbox_pkey")
-		require.NotContains(t, plan, "Sort")
-		require.NotContains(t, plan, "Join")
-	}
-	plan := explain(t, conn, outbox.RefillSQL("outbox"), 0, "key-1", 100, []int64{3})
-	require.Contains(t, plan, "Index Scan using watermill_outbox_pkey")
-	require.NotContains(t, plan, "Sort")
-
-	for _, remove := range outbox.RemoveSQL("outbox") {
-		plan = explain(t, conn, remove, []int64{1, 2}, []string{"a", "b"})
-		require.Contains(t, plan, "Index Scan using watermill_outbox_pkey")
-		require.NotContains(t, plan, "Seq Scan")
-	}
-
-	plan = explain(t, pool, outbox.SchemaAdapter{}.SelectQuery("outbox", "", outbox.OffsetsAdapter{}).Query)
-	require.Contains(t, plan, "Index Scan using watermill_outbox_pkey")
-	require.NotContains(t, plan, "Sort")
-	require.Contains(t, plan, "One-Time Filter", "a reader that is not at turn would read the whole table")
-}
-
-func explain(t *testing.T, db interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-}, query string, args ...any) (plan string) {
-	t.Helper()
-	rows, err := db.Query(t.Context(), "explain "+query, args...)
-	require.NoError(t, err)
-	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	require.NoError(t, err)
-	for _, line := range lines {
-		plan += line + "\n"
-	}
-	return plan
-}
-
 // While it finishes what it is sending, the session must not fall silent: the server would end it, and with it the locks.
 func TestTheSessionIsKeptAliveWhileTheRelayCloses(t *testing.T) {
 	t.Parallel()

@@ -88,8 +88,8 @@ func (s *session) requireCommonSequence(ctx context.Context, sequence string) er
 
 // settings of the session. The first make the server end the session of a relay that is frozen or whose host is gone, so
 // that its locks are free within seconds; older servers lack idle_session_timeout and notice lost hosts only. The others
-// keep the planner to the indexes: it knows nothing of what is in the table now, and a sort would read the whole backlog
-// for each page.
+// keep the planner to the indexes: it knows nothing of what is in the table now. A sort would read the whole backlog for
+// each page; and where statistics say that next to nothing is left, a join would walk over all that was ever sent.
 const settings = `select set_config(name, value, false)
 from (values
     ('idle_session_timeout', '10s'),
@@ -101,6 +101,7 @@ from (values
     ('enable_seqscan', 'off'),
     ('enable_bitmapscan', 'off'),
     ('enable_sort', 'off'),
+    ('enable_nestloop', 'off'),
     ('jit', 'off')
 ) as wanted (name, value)
 where name in (select name from pg_settings)`

@@ -129,7 +129,8 @@ from (
 ) as drawn`
 }
 
-// What a trip tells is given as arrays.
+// What a trip tells is given as arrays. Each statement also says that the offset is one of them, so that the join with them
+// reads these rows only, whatever the planner believes of the table.
 const (
 	noted = `unnest($1::bigint[], $2::text[], $3::integer[], $4::text[], $5::bigint[], $6::boolean[])
     as given ("offset", uuid, attempts, fault, wait, parked)`
@@ -145,7 +146,8 @@ set attempts = given.attempts,
     next_attempt_at = case when given.parked then 'infinity' else clock_timestamp() + given.wait * interval '1 microsecond' end,
     parked_at = case when given.parked then clock_timestamp() end
 from ` + given + `
-where row."offset" = given."offset"
+where row."offset" = any ($1::bigint[])
+  and row."offset" = given."offset"
   and row.uuid = given.uuid
   and row.sent_at is null`
 }
@@ -155,7 +157,8 @@ where row."offset" = given."offset"
 func removeSQL(table, given string) string {
 	return `delete from ` + table + ` as row
 using ` + given + `
-where row."offset" = given."offset"
+where row."offset" = any ($1::bigint[])
+  and row."offset" = given."offset"
   and row.uuid = given.uuid`
 }
 
@@ -164,7 +167,8 @@ func keepSQL(table, given string) string {
 set sent_at = clock_timestamp(),
     next_attempt_at = null
 from ` + given + `
-where row."offset" = given."offset"
+where row."offset" = any ($1::bigint[])
+  and row."offset" = given."offset"
   and row.uuid = given.uuid`
 }
 

@@ -40,7 +40,7 @@ func drains(ctx context.Context, s settings) error {
 		hold string // run in a transaction that stays open meanwhile
 	}{
 		{"", ""},
-		{", a read-only snapshot held", "begin isolation level repeatable read read only; select count(*) from watermill_outbox"},
+		{", a read-only snapshot held", "begin isolation level repeatable read read only; select count(*) from pg_class"},
 	} {
 		long, short, err := alternate(s.drainRounds,
 			func() (float64, error) {
