@@ -432,3 +432,17 @@ func TestARelayRefusesASequenceWithACache(t *testing.T) {
 		require.ErrorContains(t, err, "alter sequence public.watermill_outbox_offset_seq increment 1 cache 1")
 	}
 }
+
+// Columns get their defaults in the order in which they stand.
+func TestARelayRefusesATableThatDrawsOffsetsFirst(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	_, err := pool.Exec(t.Context(), `alter table watermill_outbox drop column transaction_id,
+		add column transaction_id xid8 not null default pg_current_xact_id()`)
+	require.NoError(t, err)
+	relay, err := outbox.NewRelay(pool, newBroker(), outbox.RelayConfig{}, nil)
+	require.NoError(t, err)
+	err = relay.Run(t.Context())
+	require.ErrorIs(t, err, outbox.ErrSequence)
+	require.ErrorContains(t, err, "transaction_id stands behind")
+}

@@ -54,12 +54,21 @@ func (s *session) prepare(ctx context.Context, pool *pgxpool.Pool, config RelayC
 	var (
 		table    uint32
 		sequence *string
+		idFirst  bool
 	)
-	err := s.conn.QueryRow(ctx, `select to_regclass($1)::oid::bigint, pg_get_serial_sequence($1, 'offset')`, s.table).Scan(&table, &sequence)
+	err := s.conn.QueryRow(ctx, `select to_regclass($1)::oid::bigint, pg_get_serial_sequence($1, 'offset'), coalesce((
+    select min(attnum) filter (where attname = 'transaction_id') < min(attnum) filter (where attname = 'offset')
+    from pg_attribute
+    where attrelid = to_regclass($1)
+), false)`, s.table).Scan(&table, &sequence, &idFirst)
 	if err != nil {
 		return fmt.Errorf("outbox: relay: look up table: %w", err)
 	}
 	if sequence != nil {
+		if !idFirst {
+			return fmt.Errorf("%w: in %s the column transaction_id stands behind \"offset\", so that a row draws its offset before its "+
+				"transaction has an id: have Schema make the table", ErrSequence, s.table)
+		}
 		if err := s.requireCommonSequence(ctx, *sequence); err != nil {
 			return err
 		}
@@ -70,7 +79,8 @@ func (s *session) prepare(ctx context.Context, pool *pgxpool.Pool, config RelayC
 }
 
 // ErrSequence is returned by Run where the offsets that the table's sequence gives out do not grow for all sessions
-// alike: with a cache, or a negative increment. Messages would be passed over.
+// alike: with a cache, or a negative increment; and where a transaction draws one before it has an id, as in a table that
+// was made by hand with the columns in another order. Messages would be passed over.
 var ErrSequence = errors.New("outbox: relay needs offsets that grow")
 
 func (s *session) requireCommonSequence(ctx context.Context, sequence string) error {
