@@ -28,6 +28,9 @@ import (
 //   - another error, or a panic: unknown, since a timeout may have come after the effect. EffectsConfig.OnUnknown decides what the
 //     next Do makes of it. It is unknown too when the process has died and the lease is over.
 //
+// Final and NotDone may be wrapped. Where several errors are joined, also by two %w, each of them has to be marked: of a timeout
+// beside a declined card the timeout is what counts.
+//
 // Do not let call, or what it uses, repeat by itself what the other system does not recognise as a repetition. net/http does so with
 // a request that has a header Idempotency-Key or X-Idempotency-Key, when a connection in use again breaks: to those who know no keys,
 // send none.
@@ -57,15 +60,12 @@ func Do[T any](
 		return none, fmt.Errorf("dedupe: the outcome's type is not for JSON: %w", err)
 	}
 
-	var (
-		final   *FinalError
-		refused error
-	)
+	var refused error
 	result, err := e.journal.Run(ctx, e.id(key), fingerprint, func(ctx context.Context) (journal.Outcome, error) {
 		value, err := call(ctx, key)
-		if errors.As(err, &final) {
+		if final := journal.FinalIn(err); final != nil {
 			refused = err
-			return journal.Outcome{Final: true, Text: final.Text}, nil
+			return journal.Outcome{Final: true, Text: final.Error()}, nil
 		}
 		if err != nil {
 			return journal.Outcome{}, err

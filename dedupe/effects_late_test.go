@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -229,11 +230,32 @@ func TestFinalWithoutText(t *testing.T) {
 	require.EqualError(t, err, "")
 }
 
-func TestFinalWrapped(t *testing.T) {
+func TestMarksInJoinedErrors(t *testing.T) {
 	t.Parallel()
+	timeout := errors.New("timeout")
+	final, notDone := dedupe.Final(errors.New("declined")), dedupe.NotDone(errors.New("busy"))
 	j := newJournal(t, dedupe.EffectsConfig{})
-	_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, fail(errors.Join(errors.New("order 5"), dedupe.Final(errors.New("declined")))))
-	require.ErrorContains(t, err, "order 5", "Do returns call's error as it is")
+	for name, test := range map[string]struct {
+		err   error
+		state string
+	}{
+		"final wrapped":        {fmt.Errorf("order 5: %w", final), "failed"},
+		"final alone":          {errors.Join(nil, final), "failed"},
+		"two finals":           {errors.Join(final, fmt.Errorf("order 6: %w", final)), "failed"},
+		"final and timeout":    {errors.Join(final, timeout), "unknown"},
+		"timeout and final":    {errors.Join(timeout, final), "unknown"},
+		"sentinel and final":   {fmt.Errorf("%w: %w", timeout, final), "unknown"},
+		"final and not done":   {errors.Join(final, notDone), "unknown"},
+		"final around a join":  {dedupe.Final(errors.Join(timeout, notDone)), "failed"},
+		"not done wrapped":     {fmt.Errorf("order 5: %w", notDone), "free"},
+		"two not done":         {errors.Join(notDone, errors.Join(notDone)), "free"},
+		"timeout and not done": {errors.Join(timeout, notDone), "unknown"},
+		"not done, a timeout":  {dedupe.NotDone(errors.Join(timeout, final)), "free"},
+	} {
+		_, err := dedupe.Do(t.Context(), j.Effects, name, nil, fail(test.err))
+		require.Equal(t, test.err, err, name)
+		require.Equal(t, test.state, j.state(name), name)
+	}
 }
 
 // ctx ends while the claim's answer is on the way.

@@ -30,7 +30,8 @@ import (
 //
 // An error leaves the event unknown, for a timeout may have come after the effect, and frees the lease at once; so does a panic,
 // which goes on up. Wrapped in dedupe.NotDone an error leaves the event free, and in dedupe.Final it is what every later delivery
-// gets. Permanent alone does not say that nothing was done: for a malformed message return dedupe.NotDone(Permanent(err)).
+// gets; of several errors joined each has to be. Permanent alone does not say that nothing was done: for a malformed message return
+// dedupe.NotDone(Permanent(err)).
 //
 // Its place is that of Transactional, instead of it: innermost. Faults of the config are reported all at once.
 func Leased(pool *pgxpool.Pool, config LeasedConfig) (message.HandlerMiddleware, error) {
@@ -159,7 +160,6 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 	defer a.End()
 	var (
 		rows    []attempt.Row
-		final   *dedupe.FinalError
 		refused error
 	)
 	// The Probe is to find this too.
@@ -170,9 +170,9 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 		ctx = attempt.NewContext(ctx, a)
 		msg.SetContext(ctx)
 		produced, err := h(msg)
-		if errors.As(err, &final) {
+		if final := journal.FinalIn(err); final != nil {
 			refused = err
-			return journal.Outcome{Final: true, Text: final.Text}, nil
+			return journal.Outcome{Final: true, Text: final.Error()}, nil
 		}
 		if err == nil {
 			err = publish(ctx, l.config.Outbox, produced)

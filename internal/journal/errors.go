@@ -60,18 +60,43 @@ func sqlState(err error) string {
 
 // notDone tells whether the work says that it did not call.
 func notDone(err error) bool {
-	var marked interface{ NotDone() bool }
-	return errors.As(err, &marked) && marked.NotDone()
+	return marked(err, func(err error) (yes, known bool) {
+		mark, known := err.(interface{ NotDone() bool })
+		return known && mark.NotDone(), known
+	}) != nil
 }
 
-// finalIn gives the error in err that says that it is the outcome; nil: there is none.
-func finalIn(err error) error {
-	var marked interface {
-		error
-		Final() bool
+// FinalIn gives the error in err that says that it is the outcome; nil: there is none.
+func FinalIn(err error) error {
+	return marked(err, func(err error) (yes, known bool) {
+		mark, known := err.(interface{ Final() bool })
+		return known && mark.Final(), known
+	})
+}
+
+// marked gives the outermost error in err that is known to is, if the answer is yes. Where several are joined each must be one, and
+// the first is given: that one of two calls was refused, or not made, says nothing about the other.
+func marked(err error, is func(error) (yes, known bool)) error {
+	yes, known := is(err)
+	switch {
+	case yes:
+		return err
+	case known:
+		return nil
 	}
-	if errors.As(err, &marked) && marked.Final() {
-		return marked
+	switch err := err.(type) {
+	case interface{ Unwrap() error }:
+		return marked(err.Unwrap(), is)
+	case interface{ Unwrap() []error }:
+		joined := err.Unwrap()
+		for _, each := range joined {
+			if marked(each, is) == nil {
+				return nil
+			}
+		}
+		if len(joined) > 0 {
+			return marked(joined[0], is)
+		}
 	}
 	return nil
 }

@@ -68,8 +68,8 @@ func New(pool *pgxpool.Pool, config Config) (*Journal, error) {
 // ID is what a call is known by.
 type ID struct{ Consumer, Key string }
 
-// Work is the call. An error leaves the row unknown, unless it or what it wraps has a method NotDone() bool that gives true: then
-// the row is free again.
+// Work is the call. An error leaves the row unknown, unless it or what it wraps, of several errors each, has a method NotDone() bool
+// that gives true: then the row is free again.
 type Work func(ctx context.Context) (Outcome, error)
 
 // Outcome is what to store, for good.
@@ -173,7 +173,7 @@ func (j *Journal) hold(ctx context.Context, o owner, began time.Time, back strin
 func (j *Journal) askFirst(key string, work Work) Work {
 	return func(ctx context.Context) (Outcome, error) {
 		outcome, found, err := j.config.Probe(ctx, key)
-		refusal := finalIn(err)
+		refusal := FinalIn(err)
 		switch {
 		case refusal != nil:
 			return Outcome{Final: true, Text: refusal.Error()}, nil
