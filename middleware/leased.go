@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -48,7 +49,7 @@ func Leased(pool *pgxpool.Pool, config LeasedConfig) (message.HandlerMiddleware,
 	if err != nil {
 		return nil, fmt.Errorf("middleware: %w", err)
 	}
-	l := &leased{config, j}
+	l := &leased{config: config, pool: pool, journal: j}
 	return func(h message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			return nil, l.deliver(h, msg)
@@ -81,7 +82,8 @@ type LeasedConfig struct {
 	// IdempotencyKey; of the outcome it finds only that there is one counts. Its Consumer is not to be set.
 	Effects dedupe.EffectsConfig
 
-	// Outbox takes the messages that handlers return: without it, those that do fail with ErrNoOutbox.
+	// Outbox takes the messages that handlers return: without it, those that do fail with ErrNoOutbox. No handler runs while its
+	// table is missing or not to be written to.
 	Outbox *outbox.Publisher
 
 	// OnOutcome is called once for each delivery, when it has ended, with the message's context. Its Kind is Fresh, Duplicate or
@@ -116,8 +118,10 @@ func (c LeasedConfig) Schema() string {
 }
 
 type leased struct {
-	config  LeasedConfig
-	journal *journal.Journal
+	config   LeasedConfig
+	pool     *pgxpool.Pool
+	journal  *journal.Journal
+	writable atomic.Bool // the outbox
 }
 
 // deliver handles one delivery.
@@ -162,6 +166,9 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 		rows    []attempt.Row
 		refused error
 	)
+	if err := l.requireOutbox(ctx); err != nil {
+		return Failed, l.blame(ctx, err, false)
+	}
 	// The Probe is to find this too.
 	runCtx := context.WithValue(ctx, runKey{}, &run{consumer: o.Consumer, eventID: o.EventID, journal: l.journal})
 	id := journal.ID{Consumer: o.Consumer, Key: o.EventID}
@@ -199,6 +206,21 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 		}
 	}
 	return Fresh, nil
+}
+
+// requireOutbox looks, once, whether the messages that handlers return can be written: of a table that is missing, or may not be
+// written to, each delivery would hear only after it has made its call.
+func (l *leased) requireOutbox(ctx context.Context) error {
+	if l.config.Outbox == nil || l.writable.Load() {
+		return nil
+	}
+	_, err := l.pool.Exec(ctx, "explain insert into "+l.config.Outbox.Table()+
+		" (uuid, topic, key, payload, metadata) values ('', 'topic', '', '', '{}')")
+	if err != nil {
+		return fmt.Errorf("outbox: %w", err)
+	}
+	l.writable.Store(true)
+	return nil
 }
 
 // blame marks an error for which the message is not to blame.

@@ -158,6 +158,28 @@ func TestLeasedProduces(t *testing.T) {
 	require.Equal(t, 2, w.outbox())
 }
 
+// A call for whose messages there is no place must not be made, again and again.
+func TestLeasedMakesNoCallWithoutItsOutbox(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	publisher, err := outbox.NewPublisher(outbox.Config{Topic: "later"})
+	require.NoError(t, err)
+	calls := 0
+	h := w.lease(once.LeasedConfig{Consumer: "cards", Outbox: publisher}, func(*message.Message) ([]*message.Message, error) {
+		calls++
+		return nil, nil
+	})
+	err = deliver(t, h, newMessage("event"))
+	require.ErrorContains(t, err, "watermill_later")
+	require.False(t, once.ShouldPoison(err))
+	require.Zero(t, calls)
+	_, err = w.pool.Exec(t.Context(), publisher.Schema())
+	require.NoError(t, err)
+	require.NoError(t, deliver(t, h, newMessage("event")))
+	require.NoError(t, deliver(t, h, newMessage("event")))
+	require.Equal(t, 1, calls)
+}
+
 func TestLeasedAfterAnError(t *testing.T) {
 	t.Parallel()
 	noLuck := errors.New("no luck")
