@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -186,4 +188,169 @@ func TestPostgreSQLRestartsDuringTheCall(t *testing.T) {
 		_, err := dedupe.Do(t.Context(), short, "short", nil, fail(errors.New("called")))
 		return errors.Is(err, dedupe.ErrUnknown)
 	}, 30*time.Second, 20*time.Millisecond)
+}
+
+// The claim is committed and its answer comes when the lease is over.
+func TestAnswerToTheClaimComesLate(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []dedupe.OnUnknown{dedupe.Repeat, dedupe.Refuse} {
+		for _, before := range []string{"fresh", "free"} {
+			t.Run(policy.String()+" "+before, func(t *testing.T) {
+				t.Parallel()
+				const lease = 1500 * time.Millisecond
+				config := dedupe.EffectsConfig{Lease: lease, OnUnknown: policy, Wait: time.Minute}
+				j := newJournal(t, config)
+				proxy, e := j.behindProxy(dedupe.EffectsConfig{Lease: lease})
+				answer := "INSERT 0 1\x00"
+				if before == "free" {
+					_, _ = dedupe.Do(t.Context(), j.Effects, "k", nil, fail(dedupe.NotDone(errors.New("x"))))
+					answer = "UPDATE 1\x00"
+				}
+				var once sync.Once
+				held := make(chan struct{})
+				proxy.OnData(func(d tcpproxy.Direction, piece []byte) bool {
+					if d == tcpproxy.FromServer && bytes.Contains(piece, []byte(answer)) {
+						once.Do(func() {
+							go func() { proxy.Hold(tcpproxy.FromServer, true); close(held) }()
+							time.Sleep(50 * time.Millisecond)
+						})
+					}
+					return true
+				})
+				var calls atomic.Int32
+				first := make(chan error, 1)
+				go func() {
+					_, err := dedupe.Do(t.Context(), e, "k", nil, func(context.Context, string) (receipt, error) {
+						calls.Add(1)
+						return receipt{"first", 1}, nil
+					})
+					first <- err
+				}()
+				<-held
+				require.Eventually(t, func() bool { c, err := j.Count(t.Context()); return err == nil && c.Unknown == 1 }, 20*time.Second, 10*time.Millisecond)
+				if policy == dedupe.Refuse {
+					require.NoError(t, j.ResolveNotDone(t.Context(), "k"))
+				}
+				_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(context.Context, string) (receipt, error) {
+					calls.Add(1)
+					return receipt{"second", 1}, nil
+				})
+				require.NoError(t, err)
+				proxy.Hold(tcpproxy.FromServer, false)
+				require.ErrorIs(t, <-first, context.DeadlineExceeded)
+				require.EqualValues(t, 1, calls.Load(), "the lease was over before the call was begun")
+			})
+		}
+	}
+}
+
+// ctx ends while the claim's answer is on the way.
+func TestCtxEndedBeforeTheCall(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{OnUnknown: dedupe.Refuse})
+	proxy, e := j.behindProxy(dedupe.EffectsConfig{})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	proxy.OnData(func(d tcpproxy.Direction, piece []byte) bool {
+		if d == tcpproxy.FromServer && bytes.Contains(piece, []byte("INSERT 0 1\x00")) {
+			go cancel()
+		}
+		return true
+	})
+	_, err := dedupe.Do(ctx, e, "k", nil, func(ctx context.Context, _ string) (receipt, error) {
+		<-ctx.Done()
+		return receipt{}, dedupe.NotDone(ctx.Err())
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, "free", j.state("k"))
+}
+
+// A statement that is cancelled is sent again, while the lease lasts.
+func TestStatementTimeoutInTheOutcome(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	config, err := pgxpool.ParseConfig(j.url)
+	require.NoError(t, err)
+	config.ConnConfig.RuntimeParams["statement_timeout"] = "300"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	e := openEffects(t, pool, dedupe.EffectsConfig{})
+	tx, err := j.pool.Begin(t.Context())
+	require.NoError(t, err)
+	released := make(chan struct{})
+	_, err = dedupe.Do(t.Context(), e, "k", nil, func(context.Context, string) (receipt, error) {
+		_, err := tx.Exec(t.Context(), `select from watermill_effects where key = 'k' for update`)
+		require.NoError(t, err)
+		time.AfterFunc(500*time.Millisecond, func() { _ = tx.Rollback(t.Context()); close(released) })
+		return receipt{"r", 1}, nil
+	})
+	<-released
+	require.NoError(t, err)
+	require.Equal(t, "done", j.state("k"))
+}
+
+type deafConn struct {
+	net.Conn
+	deaf *atomic.Bool
+}
+
+func (d deafConn) Write(b []byte) (int, error) {
+	if d.deaf.Load() {
+		return len(b), nil // lost without a word
+	}
+	return d.Conn.Write(b)
+}
+
+// One connection of the pool is dead without a word; new ones work.
+func TestOneDeadConnectionAtTheEnd(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	config, err := pgxpool.ParseConfig(j.url)
+	require.NoError(t, err)
+	var current atomic.Pointer[atomic.Bool]
+	current.Store(new(atomic.Bool))
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return deafConn{c, current.Load()}, nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	e := openEffects(t, pool, dedupe.EffectsConfig{Lease: 6 * time.Second})
+	_, err = dedupe.Do(t.Context(), e, "k", nil, func(context.Context, string) (receipt, error) {
+		current.Swap(new(atomic.Bool)).Store(true)
+		return receipt{"r", 1}, nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, "done", j.state("k"))
+}
+
+// Waiting for a connection is no part of the lease.
+func TestPoolWaitIsNoLease(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	config, err := pgxpool.ParseConfig(j.url)
+	require.NoError(t, err)
+	config.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	const lease = 3 * time.Second
+	e := openEffects(t, pool, dedupe.EffectsConfig{Lease: lease})
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	time.AfterFunc(lease*3/5, conn.Release)
+	_, err = dedupe.Do(t.Context(), e, "k", nil, func(ctx context.Context, _ string) (receipt, error) {
+		select {
+		case <-ctx.Done():
+			return receipt{}, ctx.Err()
+		case <-time.After(lease / 2):
+			return receipt{"r", 1}, nil
+		}
+	})
+	require.NoError(t, err)
 }

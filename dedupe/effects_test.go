@@ -3,6 +3,7 @@ package dedupe_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -218,6 +219,61 @@ func TestOutcomeIsWhatIsStored(t *testing.T) {
 	require.Equal(t, "unknown", j.state("a"))
 }
 
+func TestRawMessageNotUTF8(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	calls := 0
+	for range 3 {
+		got, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(context.Context, string) (json.RawMessage, error) {
+			calls++
+			return json.RawMessage("{\"name\":\"Andr\xe9\"}"), nil // a body as it came
+		})
+		require.NoError(t, err)
+		require.JSONEq(t, "{\"name\":\"Andr\uFFFD\"}", string(got))
+	}
+	require.Equal(t, 1, calls)
+}
+
+type status int
+
+func (s status) MarshalText() ([]byte, error) {
+	if s == 0 {
+		return nil, errors.New("no such status")
+	}
+	return []byte("paid"), nil
+}
+func (s *status) UnmarshalText([]byte) error { *s = 1; return nil }
+
+// Whether a type is for JSON must not be judged by its zero value.
+func TestZeroValueIsNoJSON(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(context.Context, string) (status, error) { return 1, nil })
+	require.NoError(t, err)
+}
+
+// An outcome may be a secret, and errors are logged.
+func TestErrorDoesNotShowTheOutcome(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	j.abandon("k")
+	require.NoError(t, j.Resolve(t.Context(), "k", 4111111111111111))
+	_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(context.Context, string) (int32, error) { return 0, nil })
+	require.NotContains(t, err.Error(), "4111111111111111")
+}
+
+func TestOutcomeOfManyMegabytes(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	call := func(context.Context, string) (string, error) { return strings.Repeat("\u0000<\xff", 1<<18), nil }
+	first, err := dedupe.Do(t.Context(), j.Effects, "k", nil, call)
+	require.NoError(t, err)
+	require.True(t, first == strings.Repeat("\u0000<\uFFFD", 1<<18)) // a failure is not to print it
+	second, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(context.Context, string) (string, error) { panic("called") })
+	require.NoError(t, err)
+	require.True(t, first == second)
+}
+
 func TestDoChecksTheKey(t *testing.T) {
 	t.Parallel()
 	j := newJournal(t, dedupe.EffectsConfig{})
@@ -409,7 +465,7 @@ func TestLeaseAfterAWaitForThePool(t *testing.T) {
 	t.Parallel()
 	j := newJournal(t, dedupe.EffectsConfig{})
 	pool := pgtest.PoolOn(t, j.url+"&pool_max_conns=1")
-	const lease = 3 * time.Second
+	const lease = 6 * time.Second
 	e := openEffects(t, pool, dedupe.EffectsConfig{Lease: lease})
 	for _, before := range []string{"fresh", "unknown"} {
 		if before == "unknown" {
