@@ -45,7 +45,7 @@ type SweeperConfig struct {
 	Outboxes []*outbox.Publisher
 
 	// BatchSize is how many rows a transaction deletes at most. It bounds how long their locks are held, and what a batch writes to the
-	// log. Defaults to 200.
+	// log. Defaults to 100.
 	BatchSize int
 
 	// Pause is the time between two batches of a pass, in which the handlers have the database to themselves. Defaults to 20 ms.
@@ -73,7 +73,7 @@ func (c *SweeperConfig) setDefaults() {
 	if c.Effects == nil {
 		c.Effects = []dedupe.EffectsConfig{{}}
 	}
-	c.BatchSize = cmp.Or(c.BatchSize, 200)
+	c.BatchSize = cmp.Or(c.BatchSize, 100)
 	c.Pause = cmp.Or(c.Pause, 20*time.Millisecond)
 	c.Delay = cmp.Or(c.Delay, time.Minute)
 	c.Interval = cmp.Or(c.Interval, 6*time.Hour)
