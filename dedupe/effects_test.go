@@ -9,11 +9,13 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-once/watermill-once/dedupe"
@@ -571,4 +573,27 @@ func (j *journal) leaseEnd(key, consumer string) (end time.Time) {
 		`select coalesce(lease_until, clock_timestamp()) from watermill_effects where key = $1 and consumer = $2`, key, consumer).Scan(&end)
 	require.NoError(j.t, err)
 	return end
+}
+
+func TestDoAtEveryIsolationLevel(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	for _, level := range []string{"serializable", "repeatable%20read"} {
+		e := openEffects(t, pgtest.PoolOn(t, j.url+"&default_transaction_isolation="+level), dedupe.EffectsConfig{Wait: time.Minute})
+		var calls atomic.Int32
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				for k := range 10 {
+					_, err := dedupe.Do(t.Context(), e, fmt.Sprint(level, k), nil, func(context.Context, string) (int, error) {
+						calls.Add(1)
+						return 1, nil
+					})
+					assert.NoError(t, err)
+				}
+			})
+		}
+		wg.Wait()
+		require.EqualValues(t, 10, calls.Load())
+	}
 }

@@ -105,3 +105,19 @@ func TestTwoContentsOfOneIDAtOnce(t *testing.T) {
 		require.Equal(t, 1, w.effects())
 	})
 }
+
+// A trigger of the user's that fails on a null of its own is no mismatch.
+func TestTriggerOnClaims(t *testing.T) {
+	t.Parallel()
+	eachDB(t, func(t *testing.T, w *world) {
+		_, err := w.pool.Exec(t.Context(), `
+			create table audit (who text not null);
+			create function note() returns trigger language plpgsql as $$ begin insert into audit values (nullif(current_setting('app.user', true), '')); return new; end $$;
+			create trigger note before insert on watermill_processed_events for each row execute function note()`)
+		require.NoError(t, err)
+		h := w.consume(once.Config{Dedupe: dedupe.Config{Fingerprint: true}}, apply)
+		err = deliver(t, h, newMessage("event"))
+		require.ErrorContains(t, err, "who")
+		require.NotErrorIs(t, err, dedupe.ErrFingerprintMismatch)
+	})
+}

@@ -3,11 +3,14 @@ package middleware_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-once/watermill-once/dedupe"
@@ -200,4 +203,80 @@ func TestForgetInAHandler(t *testing.T) {
 	require.NoError(t, deliver(t, operator, newMessage("command")))
 	require.NoError(t, deliver(t, h, versioned("event", "card", "1")))
 	require.Equal(t, 2, w.effects())
+}
+
+// Two Forgets of many and few, while the table is large enough for two plans.
+func TestForgetsAtTheSameTime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	const n = 3000
+	// heap order is the opposite of the index's
+	_, err := w.pool.Exec(t.Context(), `insert into watermill_processed_events (consumer, event_id)
+		select 'test', 'e' || to_char(n, 'FM00000') from generate_series($1::int, 1, -1) as n`, n)
+	require.NoError(t, err)
+	_, err = w.pool.Exec(t.Context(), `insert into watermill_entity_versions (consumer, entity, version, event_id)
+		select 'test', 'x' || to_char(n, 'FM00000'), 1, 'e' || to_char(n, 'FM00000') from generate_series($1::int, 1, -1) as n`, n)
+	require.NoError(t, err)
+	_, err = w.pool.Exec(t.Context(), `analyze`)
+	require.NoError(t, err)
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("e%05d", i+1)
+	}
+	config := once.Config{Ordering: byMetadata}
+	for range 12 {
+		var wg sync.WaitGroup
+		for i := range 2 {
+			wg.Go(func() {
+				conn, err := pgx.Connect(t.Context(), w.url)
+				if !assert.NoError(t, err) {
+					return
+				}
+				defer conn.Close(t.Context())
+				if i == 0 {
+					_, _ = conn.Exec(t.Context(), `set enable_seqscan = off; set enable_bitmapscan = off`)
+				} else {
+					_, _ = conn.Exec(t.Context(), `set enable_indexscan = off; set enable_bitmapscan = off; set enable_indexonlyscan = off`)
+				}
+				tx, err := conn.Begin(t.Context())
+				assert.NoError(t, err)
+				_, err = config.Forget(t.Context(), tx, "test", ids...)
+				assert.NoError(t, err, "no deadlock")
+				_ = tx.Rollback(t.Context())
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// Forget of many, beside handlers with Ordering.
+func TestForgetAndHandlers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	config := once.Config{Consumer: "test", Ordering: ordering.Config{Position: ordering.Metadata("entity", "version")}, MaxAttempts: 1}
+	h := w.consume(config, apply)
+	ids := make([]string, 10000)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("e'\"\\%%\u2028%05d", i)
+	}
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for g := range 3 {
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				assert.NoError(t, deliver(t, h, versioned(ids[(i*3+g)%300], fmt.Sprint("card", i%7), fmt.Sprint(i))))
+			}
+		})
+	}
+	for range 10 {
+		_, err := w.forget(config, "", ids...)
+		assert.NoError(t, err)
+	}
+	close(stop)
+	wg.Wait()
 }

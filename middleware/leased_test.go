@@ -506,3 +506,39 @@ func TestLeasedSchema(t *testing.T) {
 	require.NoError(t, deliver(t, w.lease(config, func(*message.Message) ([]*message.Message, error) { return nil, nil }), newMessage("e")))
 	require.Equal(t, 1, w.count(`select count(*) from calls where state = 'done'`))
 }
+
+// An outage of what Probe asks.
+func TestLeasedWhileProbeCannotAsk(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	runs := 0
+	h := w.lease(once.LeasedConfig{Effects: dedupe.EffectsConfig{OnUnknown: dedupe.Probe, Probe: func(context.Context, string) (json.RawMessage, bool, error) {
+		return nil, false, errors.New("503")
+	}}}, func(*message.Message) ([]*message.Message, error) { runs++; return nil, errors.New("timeout") })
+	require.Error(t, deliver(t, h, newMessage("event")))
+	err := deliver(t, h, newMessage("event"))
+	require.Equal(t, 1, runs)
+	require.False(t, once.ShouldPoison(err), "the handler did not run, and the message is not to blame")
+}
+
+func TestLeasedProbeNeedsNoOutcome(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	h := w.lease(once.LeasedConfig{Effects: dedupe.EffectsConfig{OnUnknown: dedupe.Probe, Probe: func(context.Context, string) (json.RawMessage, bool, error) {
+		return nil, true, nil
+	}}}, func(*message.Message) ([]*message.Message, error) { return nil, errors.New("timeout") })
+	require.Error(t, deliver(t, h, newMessage("event")))
+	require.NoError(t, deliver(t, h, newMessage("event")), "of the outcome only that there is one counts")
+}
+
+// One of two calls was declined, and of the other nobody knows.
+func TestLeasedJoinsFinalAndUnknown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	h := w.lease(once.LeasedConfig{}, func(*message.Message) ([]*message.Message, error) {
+		return nil, errors.Join(errors.New("mail: timeout"), dedupe.Final(errors.New("card: declined")))
+	})
+	err := deliver(t, h, newMessage("event"))
+	require.ErrorContains(t, err, "mail: timeout")
+	require.Equal(t, "unknown", w.effectState("event"))
+}

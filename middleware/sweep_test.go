@@ -317,3 +317,50 @@ func TestSweepIsReadCommitted(t *testing.T) {
 	require.Zero(t, w.claims())
 	require.Equal(t, []string{"read committed"}, w.texts(`select distinct level from levels`))
 }
+
+// A large table of random ages, with rows updated, deleted and moved meanwhile: what is left is what a plain delete leaves.
+func TestSweepLikeAPlainDelete(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	ctx := t.Context()
+	_, err := w.pool.Exec(ctx, `insert into watermill_processed_events (consumer, event_id, processed_at)
+		select 'test', 'e' || n, now() - random() * interval '60 days' from generate_series(1, 300000) as n`)
+	require.NoError(t, err)
+	_, err = w.pool.Exec(ctx, `update watermill_processed_events set digest = '\x00' where event_id like '%7';
+		create table want as select event_id from watermill_processed_events where processed_at >= now() - interval '30 days' + interval '5 min'`)
+	require.NoError(t, err)
+	stop := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			// touched: young again
+			_, _ = w.pool.Exec(ctx, `with t as (update watermill_processed_events set processed_at = now() where ctid = any(array(
+				select ctid from watermill_processed_events tablesample system (1) where processed_at < now() - interval '30 days' limit 20)) returning event_id)
+				insert into want select event_id from t`)
+			if i%40 == 20 {
+				_, _ = w.pool.Exec(ctx, `vacuum full watermill_processed_events`)
+			}
+		}
+	}()
+	pool := pgtest.PoolOn(t, w.url)
+	config := claimsOfAMonth
+	config.BatchSize = 500
+	swept, err := newSweeper(t, pool, config).Sweep(ctx)
+	close(stop)
+	<-ended
+	require.NoError(t, err)
+	require.NotZero(t, swept[0].Rows)
+	require.Zero(t, w.count(`select count(*) from (select event_id from want except select event_id from watermill_processed_events) as x`), "young ones gone")
+	_, err = newSweeper(t, pool, config).Sweep(ctx)
+	require.NoError(t, err)
+	require.Zero(t, w.count(`select count(*) from watermill_processed_events where processed_at < now() - interval '30 days 5 minutes'`),
+		"the first pass may have missed what vacuum full moved")
+	require.Zero(t, w.count(`select count(*) from (select event_id from want except select event_id from watermill_processed_events) as x`))
+	w.idle()
+}
