@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -147,18 +148,26 @@ func TestAFailingMessageHoldsUpItsKeyAlone(t *testing.T) {
 
 func TestAPanicOfTheBrokerIsAFailure(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t)
-	b := newBroker()
-	var calls atomic.Int32
-	b.refuse = func(string, *message.Message) error {
-		if calls.Add(1) == 1 {
-			panic("no connection")
-		}
-		return nil
+	for name, end := range map[string]func(){
+		"panic":  func() { panic("no connection") },
+		"Goexit": runtime.Goexit, // what t.FailNow in a fake broker does
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			b := newBroker()
+			var calls atomic.Int32
+			b.refuse = func(string, *message.Message) error {
+				if calls.Add(1) == 1 {
+					end()
+				}
+				return nil
+			}
+			publish(t, pool, numbered(3, 1)...)
+			startRelay(t, pool, b, outbox.RelayConfig{Concurrency: 1})
+			require.Equal(t, []string{"0", "1", "2"}, payloads(b.wait(t, 3)))
+		})
 	}
-	publish(t, pool, numbered(3, 1)...)
-	startRelay(t, pool, b, outbox.RelayConfig{})
-	require.Equal(t, []string{"0", "1", "2"}, payloads(b.wait(t, 3)))
 }
 
 func TestNoTransactionIsOpenWhileTheBrokerIsAtIt(t *testing.T) {

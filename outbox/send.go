@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -65,19 +66,35 @@ func (d *delivery) work() {
 	defer d.mu.Unlock()
 	c := new(call)
 	d.calls[c] = struct{}{}
+	defer func() {
+		delete(d.calls, c)
+		d.active--
+		d.poke()
+	}()
 	for d.active <= d.maxActive() {
 		c.began = time.Now()
 		if c.rows = d.next(c.rows[:0], c.began); len(c.rows) == 0 {
 			break
 		}
-		d.mu.Unlock()
-		faults := d.publish(c.rows)
-		d.mu.Lock()
-		d.returned(c.rows, faults, time.Now())
+		d.give(c.rows)
 	}
-	delete(d.calls, c)
-	d.active--
-	d.poke()
+}
+
+// errExited is the fault of a broker that ends its caller's goroutine, as a fake one does that calls t.FailNow.
+var errExited = errors.New("broker's Publish ended the goroutine")
+
+// give hands rows to the broker, unlocked meanwhile, and takes in its answers.
+func (d *delivery) give(rows []*pending) {
+	var faults []error
+	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		if faults == nil {
+			faults = slices.Repeat([]error{errExited}, len(rows))
+		}
+		d.returned(rows, faults, time.Now())
+	}()
+	faults = d.publish(rows)
 }
 
 func (d *delivery) maySend(now time.Time) bool {
