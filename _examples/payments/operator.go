@@ -43,33 +43,41 @@ where id = $1
   and status = 'unknown'`
 
 // resolve looks an order up at the provider, says in the journal what became of the charge, and sends the message again: the worker
-// that gets it finds the outcome, or charges where there was none. It may be broken off anywhere and run again.
+// that gets it finds the outcome, or charges where there was none. All of it commits together.
 func (s *service) resolve(ctx context.Context, r chargeRequest) error {
 	found, err := s.provider.lookUp(ctx, r.Order)
 	if err != nil {
-		return err
-	}
-	switch {
-	case found.Charge != "":
-		err = s.effects.Resolve(ctx, r.Key, charged{found.Charge})
-	case found.Declined != "":
-		err = s.effects.ResolveFinal(ctx, r.Key, errors.New(found.Declined))
-	default:
-		err = s.effects.ResolveNotDone(ctx, r.Key)
-	}
-	if err != nil && !errors.Is(err, dedupe.ErrNotUnknown) { // it may be resolved, and not sent yet
 		return err
 	}
 	msg, err := r.message(watermill.NewUUID())
 	if err != nil {
 		return err
 	}
-	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if err := s.resolveCharge(ctx, tx, r.Key, found); err != nil {
+			return err
+		}
 		if _, err := tx.Exec(ctx, reopenOrder, r.Order); err != nil {
 			return err
 		}
 		return s.outbox.PublishTx(ctx, tx, s.topic(charges), msg)
 	})
+	if errors.Is(err, dedupe.ErrNotUnknown) {
+		return nil // another operator was faster, and has sent the message
+	}
+	s.outbox.Wake()
+	return err
+}
+
+func (s *service) resolveCharge(ctx context.Context, tx pgx.Tx, key string, found finding) error {
+	switch {
+	case found.Charge != "":
+		return s.effects.ResolveTx(ctx, tx, key, charged{found.Charge})
+	case found.Declined != "":
+		return s.effects.ResolveFinalTx(ctx, tx, key, errors.New(found.Declined))
+	default:
+		return s.effects.ResolveNotDoneTx(ctx, tx, key)
+	}
 }
 
 const orderByKey = `
@@ -85,8 +93,13 @@ func (s *service) probe(ctx context.Context, key string) (outcome json.RawMessag
 		return nil, false, fmt.Errorf("order of a charge: %w", err)
 	}
 	known, err := s.provider.lookUp(ctx, order)
-	if err != nil || known.Charge == "" {
-		return nil, false, err // a card that was declined may be asked for again
+	switch {
+	case err != nil:
+		return nil, false, err
+	case known.Declined != "":
+		return nil, false, dedupe.Final(errors.New(known.Declined))
+	case known.Charge == "":
+		return nil, false, nil
 	}
 	outcome, err = json.Marshal(charged{known.Charge})
 	return outcome, true, err
