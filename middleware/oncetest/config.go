@@ -44,9 +44,9 @@ type Config struct {
 	// Defaults to a copy with the same UUID, payload and metadata.
 	Redeliver func(msg *message.Message) *message.Message
 
-	// Position tells OutOfOrder where in the history of which entity an event belongs. Positions of one entity must be distinct:
-	// see ordering.PositionFunc.WithTieBreak.
-	// Defaults to the place in the list: all events are the history of one entity, in order.
+	// Position tells OutOfOrder where in the history of which entity an event belongs, and has Prove include it. Positions of one
+	// entity must be distinct: see ordering.PositionFunc.WithTieBreak.
+	// Defaults to the place in the list: all events are the history of one entity, in order. Prove leaves OutOfOrder out then.
 	Position ordering.PositionFunc
 
 	// Claims are the tables that Amnesia empties, as "table" or "schema.table".

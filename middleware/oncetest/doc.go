@@ -16,11 +16,13 @@
 //   - Replay: an event that comes again changes no row, not even a time of change, and sends no message.
 //   - Concurrent: deliveries of one event at the same moment are as one.
 //   - Crash: a process that dies at any point, or a connection that breaks, and the redelivery after it, are as one delivery.
-//   - OutOfOrder: events that overtake each other lead to the state of the right order.
-//   - Amnesia: the handler does without its claims. This is a report, unless Config asks for more.
+//   - OutOfOrder: events that overtake each other lead to the state of the right order. Prove runs it only where Config.Position is set.
+//   - Amnesia: the handler does without its claims. This is a report, unless Config asks for more. Prove runs it only with
+//     Config.MustSurviveAmnesia.
 //
-// Prove runs them all. A failure prints a shortest sequence of deliveries that shows it, the rows and messages that differ, and the
-// seed for Config.Seed.
+// The others Prove always runs. So Prove without a Config says nothing about order; OutOfOrder can be called by itself, as each of
+// them. A failure prints a shortest sequence of deliveries that shows it, the rows and messages that differ, and the seed for
+// Config.Seed.
 //
 // # How it works
 //
