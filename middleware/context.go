@@ -110,13 +110,20 @@ func IdempotencyKey(ctx context.Context, operation string) (string, bool) {
 func IdempotencyKeyFor(consumer, eventID, operation string) (string, error) {
 	switch {
 	case consumer == "":
-		return "", fmt.Errorf("middleware: idempotency key: %w", ErrNoConsumer)
+		return "", fmt.Errorf("middleware: idempotency key: %w", emptyConsumer{})
 	case eventID == "":
 		return "", fmt.Errorf("middleware: idempotency key: %w", dedupe.ErrMissingKey)
 	}
 	sum := derive(consumer, eventID, operation)
 	return hex.EncodeToString(sum[:]), nil
 }
+
+// emptyConsumer is ErrNoConsumer for a caller who has no Config.
+type emptyConsumer struct{}
+
+func (emptyConsumer) Error() string { return "the consumer is empty" }
+
+func (emptyConsumer) Is(target error) bool { return target == ErrNoConsumer }
 
 // DeriveUUID derives a UUID for a message that the handler produces, the same on every run of this event: a deliberate second
 // run then does not look like new events downstream. It is a version 8 UUID made of SHA-256. name tells several messages of one event

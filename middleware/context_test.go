@@ -272,6 +272,7 @@ func TestIdempotencyKeyForAPlainHandler(t *testing.T) {
 	require.Empty(t, key)
 	key, err = once.IdempotencyKeyFor("", "bc", "charge")
 	require.ErrorIs(t, err, once.ErrNoConsumer)
+	require.EqualError(t, err, "middleware: idempotency key: the consumer is empty")
 	require.False(t, once.ShouldPoison(err), "a fault of the program")
 	require.Empty(t, key)
 }
