@@ -138,10 +138,10 @@ func TestPositionErrorsNameTheFieldAndTheMessage(t *testing.T) {
 		want     []string
 	}{
 		"entity":        {fields, newMessage("u1", `{"data":{"id":["`+secret+`"]}}`), []string{`"data.id" is an array`}},
-		"no entity":     {fields, newMessage("u1", `{"data":{"version":`+secret+`}}`), []string{`entity`, `"data.id"`, "is empty"}},
+		"no entity":     {fields, newMessage("u1", `{"data":{"version":`+secret+`}}`), []string{`entity`, `"data.id"`, "is empty or absent"}},
 		"version":       {fields, newMessage("u1", `{"data":{"id":"x","version":"v`+secret+`"}}`), []string{`version`, `"data.version"`}},
 		"great version": {fields, newMessage("u1", `{"data":{"id":"x","version":`+secret+secret+`}}`), []string{`"data.version"`}},
-		"no version":    {fields, newMessage("u1", `{"data":{"id":"`+secret+`"}}`), []string{`"data.version"`, "is empty"}},
+		"no version":    {fields, newMessage("u1", `{"data":{"id":"`+secret+`"}}`), []string{`"data.version"`, "is empty or absent"}},
 		"cut":           {fields, newMessage("u1", `{"data":{"id":"`+secret), []string{"at byte"}},
 		"unit":          {fields.WithUnixTime(time.Second), newMessage("u1", `{"data":{"id":"x","version":`+secret+`}}`), []string{"version", "1s"}},
 		"metadata":      {ordering.Metadata("entity", "version"), newMessage("u1", secret, "entity", "x", "version", secret+"?"), []string{`metadata "version"`}},

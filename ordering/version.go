@@ -8,7 +8,7 @@ import (
 )
 
 var (
-	errNoVersion = errors.New("is empty")
+	errNoVersion = errors.New("is empty or absent")
 	errVersion   = errors.New("is neither a 64-bit integer nor an RFC 3339 time")
 )
 

@@ -12,7 +12,7 @@ import (
 const MaxBytes = 512
 
 // ErrEmpty is the fault of a key that is not there.
-var ErrEmpty = errors.New("is empty")
+var ErrEmpty = errors.New("is empty or absent")
 
 // Check tells what is wrong with a key: it must be 1 to 512 bytes of valid UTF-8 without NUL, which PostgreSQL's
 // text cannot hold.
