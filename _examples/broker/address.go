@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,7 +86,7 @@ func parse(text string) (*address, opener, error) {
 	open := read(a)
 	for _, name := range slices.Sorted(maps.Keys(a.options)) {
 		if !slices.Contains(a.known, name) {
-			a.fault("unknown option %.40q: there are %s", name, strings.Join(a.known, ", "))
+			a.fault("unknown option %.40q: there are %s", name, cmp.Or(strings.Join(a.known, ", "), "none"))
 		} else if len(a.options[name]) > 1 {
 			a.fault("option %s is given more than once", name)
 		}

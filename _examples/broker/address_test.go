@@ -38,6 +38,7 @@ func TestBadAddresses(t *testing.T) {
 		"localhost:9092":    {"not a URL"},
 		"pulsar://host":     {`unknown scheme "pulsar"`, "kafka"},
 		"gochannel://host":  {"neither host nor path"},
+		"gochannel://?a=b":  {`unknown option "a": there are none`},
 		"kafka://":          {"no host"},
 		"kafka://:9092,h:x": {`":9092" is not host`, `"h:x" is not host`},
 		"kafka://h/path?partitions=many&replication=-1&tls=yes&acks=0&partitions=1": {
