@@ -21,6 +21,7 @@ const ownDatabase = "postgres://"
 type database struct {
 	url    string // secret; leads to the schema
 	schema string
+	made   bool // the schema is there
 	pool   *pgxpool.Pool
 	server *pgserver.Server // nil where it is not ours to stop
 }
@@ -40,8 +41,9 @@ func openDatabase(ctx context.Context, address string) (_ *database, err error) 
 		address = d.server.URL("postgres")
 	}
 	u, err := url.Parse(address)
-	if err != nil || u.Scheme == "" {
-		return nil, errors.New("DATABASE_URL is no URL") // without its text, which may hold a password
+	if err != nil || !strings.HasPrefix(address, "postgres://") && !strings.HasPrefix(address, "postgresql://") {
+		// Without its text, which may hold a password. What has another scheme pgx would take for no URL, and connect to a default.
+		return nil, errors.New("DATABASE_URL is no URL of PostgreSQL: postgres://user:password@host/database")
 	}
 	query := u.Query()
 	query.Set("search_path", d.schema)
@@ -53,6 +55,7 @@ func openDatabase(ctx context.Context, address string) (_ *database, err error) 
 	if _, err = d.pool.Exec(ctx, "create schema "+d.schema); err != nil {
 		return nil, fmt.Errorf("database: %w", err)
 	}
+	d.made = true
 	if err = once.InitializeSchema(ctx, once.Pgx(d.pool)); err != nil {
 		return nil, err
 	}
@@ -66,7 +69,7 @@ func openDatabase(ctx context.Context, address string) (_ *database, err error) 
 func (d *database) close() error {
 	var faults []error
 	if d.pool != nil {
-		if d.server == nil {
+		if d.made && d.server == nil {
 			_, err := d.pool.Exec(context.Background(), "drop schema if exists "+d.schema+" cascade")
 			faults = append(faults, err)
 		}

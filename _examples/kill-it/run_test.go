@@ -62,8 +62,21 @@ func TestRunReportsWhatItCannotUse(t *testing.T) {
 		"does not outlive":  {broker: "gochannel://", events: 8},
 		"more than 4":       {broker: ownDatabase},
 		"failed to connect": {broker: ownDatabase, events: 8, database: "postgres://127.0.0.1:1/db"},
-		"is no URL":         {broker: ownDatabase, events: 8, database: "host=localhost password=secret"},
 	} {
-		require.ErrorContains(t, run(t.Context(), c, new(bytes.Buffer)), text)
+		err := run(t.Context(), c, new(bytes.Buffer))
+		require.ErrorContains(t, err, text)
+		require.Equal(t, 1, strings.Count(err.Error(), text), "told once")
+	}
+}
+
+func TestOnlyPostgreSQLIsTaken(t *testing.T) {
+	t.Parallel()
+	for _, address := range []string{
+		"mysql://user:secret@127.0.0.1/db", "mysql://user:secret@127.0.0.1/db?a=b", "postgres:secret", "secret", "host=localhost password=secret",
+		"postgres://user:secret%@127.0.0.1/db",
+	} {
+		_, err := openDatabase(t.Context(), address)
+		require.ErrorContains(t, err, "DATABASE_URL is no URL of PostgreSQL", address)
+		require.NotContains(t, err.Error(), "secret")
 	}
 }

@@ -20,8 +20,9 @@ type schema struct {
 
 func createSchema(ctx context.Context, server string) (*schema, error) {
 	u, err := url.Parse(server)
-	if err != nil || u.Scheme == "" {
-		return nil, errors.New("database: the address is no URL") // without its text, which may hold a password
+	if err != nil || !strings.HasPrefix(server, "postgres://") && !strings.HasPrefix(server, "postgresql://") {
+		// Without its text, which may hold a password. What has another scheme pgx would take for no URL, and connect to a default.
+		return nil, errors.New("DATABASE_URL is no URL of PostgreSQL: postgres://user:password@host/database")
 	}
 	s := &schema{name: "payments_" + strings.ToLower(rand.Text()[:8]), server: server}
 	query := u.Query()

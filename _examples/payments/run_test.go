@@ -101,10 +101,21 @@ func TestRunReportsWhatItCannotUse(t *testing.T) {
 		"from none to one":  {broker: ownDatabase, orders: 1, kills: 2},
 		"in this program's": {broker: "kafka://embedded?partitions=2", orders: 1},
 		"unknown scheme":    {broker: "pulsar://host", orders: 1},
-		"is no URL":         {broker: ownDatabase, orders: 1, database: "host=localhost"},
 		"failed to connect": {broker: ownDatabase, orders: 1, database: "postgres://127.0.0.1:1/db"},
 	} {
 		require.ErrorContains(t, run(t.Context(), c, io.Discard), fault)
+	}
+}
+
+func TestOnlyPostgreSQLIsTaken(t *testing.T) {
+	t.Parallel()
+	for _, address := range []string{
+		"mysql://user:secret@127.0.0.1/db", "mysql://user:secret@127.0.0.1/db?a=b", "postgres:secret", "secret", "host=localhost password=secret",
+		"postgres://user:secret%@127.0.0.1/db",
+	} {
+		_, err := createSchema(t.Context(), address)
+		require.ErrorContains(t, err, "DATABASE_URL is no URL of PostgreSQL", address)
+		require.NotContains(t, err.Error(), "secret")
 	}
 }
 
