@@ -43,9 +43,13 @@ func openDatabase(ctx context.Context, url string) (_ *databases, err error) {
 }
 
 func openSchema(ctx context.Context, url, name string) (*pgxpool.Pool, error) {
+	if scheme, _, found := strings.Cut(url, "://"); found && scheme != "postgres" && scheme != "postgresql" && !strings.Contains(scheme, "=") {
+		// Without its text, which may hold a password. pgx would take it for no URL, and connect to a default.
+		return nil, errors.New("DATABASE_URL is no URL of PostgreSQL: postgres://user:password@host/database")
+	}
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("DATABASE_URL: %w", err)
 	}
 	config.ConnConfig.RuntimeParams["search_path"] = name
 	config.MaxConns = 20 // each handler that runs holds one, and the relay two

@@ -104,10 +104,14 @@ func TestReportFindsWhatIsWrong(t *testing.T) {
 func TestRunReportsWhatItCannotUse(t *testing.T) {
 	t.Parallel()
 	for text, c := range map[string]config{
-		"unknown scheme": {broker: "pulsar://localhost", events: 1},
-		"at least one":   {broker: "gochannel://"},
+		"unknown scheme":  {broker: "pulsar://localhost", events: 1},
+		"at least one":    {broker: "gochannel://"},
+		"DATABASE_URL: ":  {broker: "gochannel://", events: 1, database: "nonsense"},
+		"DATABASE_URL is": {broker: "gochannel://", events: 1, database: "mysql://user:secret@127.0.0.1/db?a=b"},
 	} {
-		require.ErrorContains(t, run(t.Context(), c, new(bytes.Buffer)), text)
+		err := run(t.Context(), c, new(bytes.Buffer))
+		require.ErrorContains(t, err, text)
+		require.NotContains(t, err.Error(), "secret")
 	}
 }
 

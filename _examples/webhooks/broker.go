@@ -21,7 +21,7 @@ func openBroker(ctx context.Context, address string, own *database, logger water
 		db := own
 		if address != ownDatabase {
 			var err error
-			if db, err = openDatabase(ctx, address); err != nil {
+			if db, err = openDatabase(ctx, "-broker", address); err != nil {
 				return nil, nil, err
 			}
 			closeDatabase = db.close
@@ -41,7 +41,7 @@ func openBroker(ctx context.Context, address string, own *database, logger water
 func (d *database) urlWithSchema() (string, error) {
 	u, err := url.Parse(d.url)
 	if err != nil || u.Scheme == "" {
-		return "", errors.New("the database's address is no URL, as the broker's must be")
+		return "", errors.New("DATABASE_URL is no URL, as it must be where it is the broker too")
 	}
 	query := u.Query()
 	query.Set("search_path", d.schema)

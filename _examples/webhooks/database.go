@@ -17,11 +17,12 @@ type database struct {
 	url    string // secret
 	pool   *pgxpool.Pool
 	schema string
+	made   bool             // the schema is there
 	server *pgserver.Server // nil where it is not ours to stop
 }
 
-// openDatabase uses the server at url, or starts one where url is empty.
-func openDatabase(ctx context.Context, url string) (_ *database, err error) {
+// openDatabase uses the server at url, which the setting of that name holds, or starts one where url is empty.
+func openDatabase(ctx context.Context, setting, url string) (_ *database, err error) {
 	d := &database{schema: "webhooks_" + strings.ToLower(rand.Text()[:8])}
 	defer func() {
 		if err != nil {
@@ -35,9 +36,13 @@ func openDatabase(ctx context.Context, url string) (_ *database, err error) {
 		url = d.server.URL("postgres")
 	}
 	d.url = url
+	if scheme, _, found := strings.Cut(url, "://"); found && scheme != "postgres" && scheme != "postgresql" && !strings.Contains(scheme, "=") {
+		// Without its text, which may hold a password. pgx would take it for no URL, and connect to a default.
+		return nil, fmt.Errorf("%s is no URL of PostgreSQL: postgres://user:password@host/database", setting)
+	}
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", setting, err)
 	}
 	config.ConnConfig.RuntimeParams["search_path"] = d.schema
 	config.MaxConns = 20 // each handler that runs holds one
@@ -47,6 +52,7 @@ func openDatabase(ctx context.Context, url string) (_ *database, err error) {
 	if _, err = d.pool.Exec(ctx, "create schema "+d.schema); err != nil {
 		return nil, fmt.Errorf("database: %w", err)
 	}
+	d.made = true
 	return d, nil
 }
 
@@ -54,7 +60,7 @@ func openDatabase(ctx context.Context, url string) (_ *database, err error) {
 func (d *database) close() error {
 	var faults []error
 	if d.pool != nil {
-		if d.server == nil {
+		if d.made && d.server == nil {
 			_, err := d.pool.Exec(context.Background(), "drop schema if exists "+d.schema+" cascade")
 			faults = append(faults, err)
 		}

@@ -44,7 +44,7 @@ func run(ctx context.Context, c config, out io.Writer) (err error) {
 		return err
 	}
 
-	db, err := openDatabase(ctx, c.database)
+	db, err := openDatabase(ctx, "DATABASE_URL", c.database)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -90,9 +91,14 @@ func TestRunReportsWhatItCannotUse(t *testing.T) {
 		"at least one":      {broker: "gochannel://", events: -5},
 		"-pace 0s":          {broker: "gochannel://", serve: "127.0.0.1:0"},
 		"failed to connect": {broker: "gochannel://", events: 1, database: "postgres://127.0.0.1:1/db"},
+		"DATABASE_URL: ":    {broker: "gochannel://", events: 1, database: "nonsense"},
+		"DATABASE_URL is":   {broker: "gochannel://", events: 1, database: "mysql://user:secret@127.0.0.1/db?a=b"},
 	} {
 		c.logger = watermill.NopLogger{}
-		require.ErrorContains(t, run(t.Context(), c, new(bytes.Buffer)), name)
+		err := run(t.Context(), c, new(bytes.Buffer))
+		require.ErrorContains(t, err, name)
+		require.LessOrEqual(t, strings.Count(err.Error(), "failed to connect"), 1, "told once")
+		require.NotContains(t, err.Error(), "secret")
 	}
 }
 
