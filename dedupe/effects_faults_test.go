@@ -354,3 +354,27 @@ func TestPoolWaitIsNoLease(t *testing.T) {
 	})
 	require.NoError(t, err)
 }
+
+// The database's encoding lacks letters of the outcome, and of errors.
+func TestLettersThatTheDatabaseLacks(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Latin1(t)
+	j := &journal{t: t, url: url, pool: pgtest.PoolOn(t, url)}
+	j.exec(dedupe.EffectsConfig{}.Schema())
+	j.Effects = openEffects(t, j.pool, dedupe.EffectsConfig{OnUnknown: dedupe.Refuse})
+	const text = "соединение 😀 é"
+
+	_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, fail(dedupe.NotDone(errors.New(text))))
+	require.EqualError(t, err, text)
+	require.Equal(t, "free", j.state("k"))
+	for range 2 {
+		got, err := dedupe.Do(t.Context(), j.Effects, "k", nil, func(context.Context, string) (string, error) { return text, nil })
+		require.NoError(t, err)
+		require.Equal(t, text, got)
+	}
+	for range 2 {
+		_, err := dedupe.Do(t.Context(), j.Effects, "final", nil, fail(dedupe.Final(errors.New(text))))
+		var final *dedupe.FinalError
+		require.ErrorAs(t, err, &final)
+	}
+}

@@ -22,23 +22,53 @@ func TestMarksInJoinedErrors(t *testing.T) {
 		err   error
 		state string
 	}{
-		"final wrapped":        {fmt.Errorf("order 5: %w", final), "failed"},
-		"final alone":          {errors.Join(nil, final), "failed"},
-		"two finals":           {errors.Join(final, fmt.Errorf("order 6: %w", final)), "failed"},
-		"final and timeout":    {errors.Join(final, timeout), "unknown"},
-		"timeout and final":    {errors.Join(timeout, final), "unknown"},
-		"sentinel and final":   {fmt.Errorf("%w: %w", timeout, final), "unknown"},
-		"final and not done":   {errors.Join(final, notDone), "unknown"},
-		"final around a join":  {dedupe.Final(errors.Join(timeout, notDone)), "failed"},
-		"not done wrapped":     {fmt.Errorf("order 5: %w", notDone), "free"},
-		"two not done":         {errors.Join(notDone, errors.Join(notDone)), "free"},
-		"timeout and not done": {errors.Join(timeout, notDone), "unknown"},
-		"not done, a timeout":  {dedupe.NotDone(errors.Join(timeout, final)), "free"},
+		"final wrapped":         {fmt.Errorf("order 5: %w", final), "failed"},
+		"final alone":           {errors.Join(nil, final), "failed"},
+		"two finals":            {errors.Join(final, fmt.Errorf("order 6: %w", final)), "failed"},
+		"final and timeout":     {errors.Join(final, timeout), "unknown"},
+		"timeout and final":     {errors.Join(timeout, final), "unknown"},
+		"sentinel and final":    {fmt.Errorf("%w: %w", timeout, final), "unknown"},
+		"final and not done":    {errors.Join(final, notDone), "unknown"},
+		"final around a join":   {dedupe.Final(errors.Join(timeout, notDone)), "failed"},
+		"not done wrapped":      {fmt.Errorf("order 5: %w", notDone), "free"},
+		"two not done":          {errors.Join(notDone, errors.Join(notDone)), "free"},
+		"timeout and not done":  {errors.Join(timeout, notDone), "unknown"},
+		"not done, a timeout":   {dedupe.NotDone(errors.Join(timeout, final)), "free"},
+		"not done around final": {dedupe.NotDone(fmt.Errorf("order 5: %w", final)), "free"},
+		"final around not done": {dedupe.Final(fmt.Errorf("order 5: %w", notDone)), "failed"},
 	} {
 		_, err := dedupe.Do(t.Context(), j.Effects, name, nil, fail(test.err))
 		require.Equal(t, test.err, err, name)
 		require.Equal(t, test.state, j.state(name), name)
 	}
+}
+
+// As a loop joins them, one by one.
+func TestManyJoinedErrors(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	var all error
+	for range 1000 {
+		all = errors.Join(all, dedupe.NotDone(errors.New("busy")))
+	}
+	_, err := dedupe.Do(t.Context(), j.Effects, "k", nil, fail(all))
+	require.Equal(t, all, err)
+	require.Equal(t, "free", j.state("k"))
+}
+
+type nilError struct{ text string }
+
+func (e *nilError) Error() string { return e.text }
+
+// An error whose own methods panic is a panic of the call.
+func TestErrorThatPanics(t *testing.T) {
+	t.Parallel()
+	j := newJournal(t, dedupe.EffectsConfig{})
+	require.Panics(t, func() {
+		var none *nilError
+		_, _ = dedupe.Do(t.Context(), j.Effects, "k", nil, fail(none))
+	})
+	require.Equal(t, "unknown", j.state("k"))
 }
 
 func TestFinalWithoutText(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
@@ -20,6 +21,7 @@ type ending struct {
 	json  []byte
 	text  string // an error's; "": as it is, but for a Failed
 	with  []attempt.Statement
+	ascii bool // since the database's encoding lacks some letter
 }
 
 // endSQL fails with division_by_zero where the row is not the owner's any more, so that nothing that is sent with it is written.
@@ -56,6 +58,8 @@ func (j *Journal) end(ctx context.Context, o owner, e ending, patience time.Dura
 			return nil
 		case sqlState(err) == divisionByZero:
 			return j.stored(ctx, o, e)
+		case strings.HasPrefix(sqlState(err), "22") && !e.ascii:
+			e.ascii = true
 		case !passing(err) || !sleep(ctx, pause):
 			return err
 		}
@@ -66,10 +70,16 @@ func (j *Journal) sendEnd(ctx context.Context, conn *pgxpool.Conn, o owner, e en
 	var outcome, text *string
 	if e.json != nil {
 		s := validUTF8(e.json)
+		if e.ascii {
+			s = ascii(s)
+		}
 		outcome = &s
 	}
 	if e.text != "" || e.state == Failed {
 		s := clean(e.text)
+		if e.ascii {
+			s = ascii(s)
+		}
 		text = &s
 	}
 	var batch pgx.Batch // one transaction, implicitly
@@ -99,15 +109,24 @@ func (j *Journal) stored(ctx context.Context, o owner, e ending) error {
 	}
 }
 
-// failed ends the row of work that returned an error, and gives the error for the caller.
-func (j *Journal) failed(ctx context.Context, o owner, l *lease, back string, err error) error {
+// failure is the ending for work that returned an error. The error's methods are the caller's code, which may panic too.
+func (j *Journal) failure(back string, err error) ending {
 	e := ending{state: Unknown, text: err.Error()}
+	switch {
+	case !notDone(err):
+	case j.config.OnUnknown == Ask: // which has found nothing of earlier calls
+		e.state = Free
+	default:
+		e.state = back
+	}
+	return e
+}
+
+// failed ends the row of work that returned an error, and gives the error for the caller.
+func (j *Journal) failed(ctx context.Context, o owner, l *lease, e ending, err error) error {
 	patience := j.brief()
-	if notDone(err) {
-		e.state, patience = back, l.left() // worth the time: else it turns unknown
-		if j.config.OnUnknown == Ask {     // which has found nothing of earlier calls
-			e.state = Free
-		}
+	if e.state != Unknown {
+		patience = l.left() // worth the time: else it turns unknown
 	}
 	if ended := j.end(ctx, o, e, patience); errors.Is(ended, ErrLeaseLost) || l.lost() {
 		return fmt.Errorf("%w: %w", ErrLeaseLost, err)
@@ -131,6 +150,23 @@ const maxText = 4 << 10
 
 // validUTF8 is JSON that PostgreSQL takes: a json.RawMessage may hold anything in its strings.
 func validUTF8(json []byte) string { return strings.ToValidUTF8(string(json), "\uFFFD") }
+
+// ascii is a text whose letters that are not ASCII are escaped: of JSON, the same JSON.
+func ascii(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		switch {
+		case r < utf8.RuneSelf:
+			b.WriteRune(r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
+}
 
 // clean makes a text that PostgreSQL takes.
 func clean(text string) string {

@@ -59,44 +59,48 @@ func sqlState(err error) string {
 }
 
 // notDone tells whether the work says that it did not call.
-func notDone(err error) bool {
-	return marked(err, func(err error) (yes, known bool) {
-		mark, known := err.(interface{ NotDone() bool })
-		return known && mark.NotDone(), known
-	}) != nil
-}
+func notDone(err error) bool { return isNotDone(mark(err)) }
 
 // FinalIn gives the error in err that says that it is the outcome; nil: there is none.
 func FinalIn(err error) error {
-	return marked(err, func(err error) (yes, known bool) {
-		mark, known := err.(interface{ Final() bool })
-		return known && mark.Final(), known
-	})
+	if m := mark(err); isFinal(m) {
+		return m
+	}
+	return nil
 }
 
-// marked gives the outermost error in err that is known to is, if the answer is yes. Where several are joined each must be one, and
-// the first is given: that one of two calls was refused, or not made, says nothing about the other.
-func marked(err error, is func(error) (yes, known bool)) error {
-	yes, known := is(err)
-	switch {
-	case yes:
+func isNotDone(err error) bool {
+	m, ok := err.(interface{ NotDone() bool })
+	return ok && m.NotDone()
+}
+
+func isFinal(err error) bool {
+	m, ok := err.(interface{ Final() bool })
+	return ok && m.Final()
+}
+
+// mark gives the outermost error in err that says what became of the call. Where several are joined each must say the same, and the
+// first is given: that one of two calls was refused, or not made, says nothing about the other.
+func mark(err error) error {
+	switch err.(type) {
+	case interface{ NotDone() bool }, interface{ Final() bool }:
 		return err
-	case known:
-		return nil
 	}
 	switch err := err.(type) {
 	case interface{ Unwrap() error }:
-		return marked(err.Unwrap(), is)
+		return mark(err.Unwrap())
 	case interface{ Unwrap() []error }:
-		joined := err.Unwrap()
-		for _, each := range joined {
-			if marked(each, is) == nil {
+		var first error
+		for i, each := range err.Unwrap() {
+			m := mark(each)
+			if i == 0 {
+				first = m
+			}
+			if !isFinal(m) && !isNotDone(m) || isFinal(m) != isFinal(first) {
 				return nil
 			}
 		}
-		if len(joined) > 0 {
-			return marked(joined[0], is)
-		}
+		return first
 	}
 	return nil
 }

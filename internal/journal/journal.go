@@ -153,10 +153,14 @@ func (j *Journal) hold(ctx context.Context, o owner, began time.Time, back strin
 		}
 	}()
 	outcome, err := work(l.ctx)
+	var failure ending
+	if err != nil {
+		failure = j.failure(back, err)
+	}
 	returned = true
 	l.stop()
 	if err != nil {
-		return Result{}, j.failed(ctx, o, l, back, err)
+		return Result{}, j.failed(ctx, o, l, failure, err)
 	}
 
 	e := ending{state: Done, json: outcome.JSON, with: outcome.With}

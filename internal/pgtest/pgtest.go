@@ -2,11 +2,15 @@ package pgtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/url"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -35,6 +39,29 @@ func Main(m *testing.M, leaks ...goleak.Option) {
 func URL(t testing.TB) string {
 	t.Helper()
 	return newDatabase(t, "")
+}
+
+// Latin1 gives the URL of a fresh, empty database whose encoding lacks most letters.
+func Latin1(t testing.TB) string {
+	t.Helper()
+	address, err := url.Parse(URL(t))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), longest)
+	t.Cleanup(cancel)
+	conn, err := pgx.Connect(ctx, address.String())
+	require.NoError(t, err)
+	name := strings.TrimPrefix(address.Path, "/") + "_latin1"
+	_, err = conn.Exec(ctx, "create database "+name+" template template0 encoding 'LATIN1' locale 'C'")
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := conn.Exec(ctx, "drop database "+name+" with (force)")
+		require.NoError(t, errors.Join(err, conn.Close(ctx)))
+	})
+	address.Path = "/" + name
+	query := address.Query()
+	query.Set("client_encoding", "UTF8")
+	address.RawQuery = query.Encode()
+	return address.String()
 }
 
 // Pool gives a pool on a fresh, empty database, which goes with the test.
