@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -49,7 +50,7 @@ func Leased(pool *pgxpool.Pool, config LeasedConfig) (message.HandlerMiddleware,
 	if err != nil {
 		return nil, fmt.Errorf("middleware: %w", err)
 	}
-	l := &leased{config: config, pool: pool, journal: j}
+	l := &leased{config: config, pool: pool, journal: j, turn: make(chan struct{}, 1)}
 	return func(h message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			return nil, l.deliver(h, msg)
@@ -82,8 +83,9 @@ type LeasedConfig struct {
 	// IdempotencyKey; of the outcome it finds only that there is one counts. Its Consumer is not to be set.
 	Effects dedupe.EffectsConfig
 
-	// Outbox takes the messages that handlers return: without it, those that do fail with ErrNoOutbox. No handler runs while its
-	// table is missing or not to be written to.
+	// Outbox takes the messages that handlers return: without it, those that do fail with ErrNoOutbox. No handler runs before a
+	// message could be written there, in a transaction that is rolled back. Not with Probe, nor where an operator resolves a call:
+	// what the handler would have returned nobody knows then.
 	Outbox *outbox.Publisher
 
 	// OnOutcome is called once for each delivery, when it has ended, with the message's context. Its Kind is Fresh, Duplicate or
@@ -103,6 +105,9 @@ func (c LeasedConfig) Validate() error {
 	if err := c.Effects.Validate(); err != nil {
 		fault("Effects: %w", err)
 	}
+	if c.Outbox != nil && c.Effects.OnUnknown == dedupe.Probe {
+		fault("Outbox and OnUnknown Probe: of a call that Probe finds, the messages are not known: use dedupe.Do, and publish behind it")
+	}
 	if c.Effects.Consumer != "" {
 		fault("Effects.Consumer is not used here: set Consumer")
 	}
@@ -121,7 +126,8 @@ type leased struct {
 	config   LeasedConfig
 	pool     *pgxpool.Pool
 	journal  *journal.Journal
-	writable atomic.Bool // the outbox
+	writable atomic.Bool   // the outbox
+	turn     chan struct{} // to look whether it is
 }
 
 // deliver handles one delivery.
@@ -166,13 +172,13 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 		rows    []attempt.Row
 		refused error
 	)
-	if err := l.requireOutbox(ctx); err != nil {
-		return Failed, l.blame(ctx, err, false)
-	}
 	// The Probe is to find this too.
 	runCtx := context.WithValue(ctx, runKey{}, &run{consumer: o.Consumer, eventID: o.EventID, journal: l.journal})
 	id := journal.ID{Consumer: o.Consumer, Key: o.EventID}
 	result, err := l.journal.Run(runCtx, id, nil, func(ctx context.Context) (journal.Outcome, error) {
+		if err := l.requireOutbox(ctx); err != nil {
+			return journal.Outcome{}, dedupe.NotDone(err)
+		}
 		o.Attempts++
 		ctx = attempt.NewContext(ctx, a)
 		msg.SetContext(ctx)
@@ -190,6 +196,9 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 		_, rows, _ = a.End()
 		return journal.Outcome{With: attempt.Insert(rows)}, nil
 	})
+	if errors.Is(err, dedupe.ErrOutcomeLost) {
+		l.writable.Store(false) // to be looked at again, before another call
+	}
 	switch {
 	case err != nil:
 		return Failed, l.blame(ctx, err, o.Attempts > 0)
@@ -197,7 +206,7 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 		return Failed, refused
 	case result.Final:
 		return Failed, &dedupe.FinalError{Text: result.Text}
-	case !result.Fresh:
+	case !result.Fresh, o.Attempts == 0: // which Probe has found
 		return Duplicate, nil
 	}
 	for _, row := range rows {
@@ -208,16 +217,38 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 	return Fresh, nil
 }
 
-// requireOutbox looks, once, whether the messages that handlers return can be written: of a table that is missing, or may not be
-// written to, each delivery would hear only after it has made its call.
+// outboxPatience is how long to try whether a message can be written.
+const outboxPatience = 5 * time.Second
+
+// requireOutbox writes a message and rolls it back, once, and again when an outcome was lost: of an outbox that is missing, or may
+// not be written to, each delivery would hear only after it has made its call. One looks at a time, and for so long only: locks may
+// be held on the table, and the pool's connections are needed to renew leases.
 func (l *leased) requireOutbox(ctx context.Context) error {
 	if l.config.Outbox == nil || l.writable.Load() {
 		return nil
 	}
-	_, err := l.pool.Exec(ctx, "explain insert into "+l.config.Outbox.Table()+
-		" (uuid, topic, key, payload, metadata) values ('', 'topic', '', '', '{}')")
+	ctx, cancel := context.WithTimeout(ctx, outboxPatience)
+	defer cancel()
+	select {
+	case l.turn <- struct{}{}:
+		defer func() { <-l.turn }()
+	case <-ctx.Done():
+		return fmt.Errorf("outbox: %w", ctx.Err())
+	}
+	if l.writable.Load() {
+		return nil
+	}
+	tx, err := l.pool.Begin(ctx)
 	if err != nil {
 		return fmt.Errorf("outbox: %w", err)
+	}
+	defer tx.Rollback(ctx)
+	id := watermill.NewUUID()
+	row := attempt.Row{Table: l.config.Outbox.Table(), UUID: id, Topic: "watermill-once", Key: id, Payload: []byte{}, Metadata: "{}"}
+	for _, insert := range attempt.Insert([]attempt.Row{row}) {
+		if _, err := tx.Exec(ctx, insert.SQL, insert.Args...); err != nil && !integrity(err) { // it may refuse this message alone
+			return fmt.Errorf("outbox: %w", err)
+		}
 	}
 	l.writable.Store(true)
 	return nil

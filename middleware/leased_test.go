@@ -5,12 +5,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-once/watermill-once/dedupe"
@@ -161,23 +165,100 @@ func TestLeasedProduces(t *testing.T) {
 // A call for whose messages there is no place must not be made, again and again.
 func TestLeasedMakesNoCallWithoutItsOutbox(t *testing.T) {
 	t.Parallel()
+	for name, test := range map[string]struct{ spoil, mend, want string }{
+		"missing": {`alter table watermill_outbox rename to away`, `alter table away rename to watermill_outbox`, "watermill_outbox"},
+		"no right on the table": {`revoke insert on watermill_outbox from clerk`, `grant insert on watermill_outbox to clerk`,
+			"permission denied for table"},
+		"no right on the sequence": {`revoke usage on watermill_outbox_offset_seq from clerk`, `grant usage on watermill_outbox_offset_seq to clerk`,
+			"permission denied for sequence"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, "pgx")
+			exec := func(query string) {
+				_, err := w.pool.Exec(t.Context(), query)
+				require.NoError(t, err)
+			}
+			role := "clerk_" + strings.ReplaceAll(watermill.NewUUID(), "-", "")
+			sql := func(query string) string { return strings.ReplaceAll(query, "clerk", role) }
+			exec(sql(`create role clerk; grant select, insert, update, delete on all tables in schema public to clerk;
+				grant usage on all sequences in schema public to clerk`))
+			t.Cleanup(func() {
+				_, err := w.pool.Exec(context.Background(), sql(`drop owned by clerk; drop role clerk`))
+				require.NoError(t, err)
+			})
+			config, err := pgxpool.ParseConfig(w.url)
+			require.NoError(t, err)
+			config.ConnConfig.RuntimeParams["role"] = role
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			require.NoError(t, err)
+			defer pool.Close()
+
+			calls := 0
+			publisher := newPublisher(t)
+			mw, err := once.Leased(pool, once.LeasedConfig{Consumer: "cards", Outbox: publisher})
+			require.NoError(t, err)
+			h := mw(func(msg *message.Message) ([]*message.Message, error) {
+				calls++
+				return nil, publisher.PublishContext(msg.Context(), "receipts", newMessage(watermill.NewUUID()))
+			})
+			exec(sql(test.spoil))
+			for range 2 {
+				err := deliver(t, h, newMessage("first"))
+				require.ErrorContains(t, err, test.want)
+				require.False(t, once.ShouldPoison(err))
+				require.Zero(t, calls)
+			}
+			exec(sql(test.mend))
+			for range 2 {
+				require.NoError(t, deliver(t, h, newMessage("first")))
+			}
+			require.Equal(t, 1, calls)
+
+			// It was there, and is so no more: this is found out once.
+			exec(sql(test.spoil))
+			for range 3 {
+				err := deliver(t, h, newMessage("second"))
+				require.ErrorContains(t, err, test.want)
+				require.False(t, once.ShouldPoison(err))
+			}
+			require.Equal(t, 2, calls)
+			require.NoError(t, deliver(t, h, newMessage("first")), "a duplicate needs no outbox")
+			exec(sql(test.mend))
+			require.NoError(t, deliver(t, h, newMessage("second")))
+			require.Equal(t, 3, calls)
+			require.Equal(t, 2, w.outbox())
+		})
+	}
+}
+
+// Somebody holds the outbox locked: a delivery waits for a while, and does not keep the pool from others.
+func TestLeasedWhileItsOutboxIsLocked(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "pgx")
-	publisher, err := outbox.NewPublisher(outbox.Config{Topic: "later"})
+	tx, err := w.pool.Begin(t.Context())
 	require.NoError(t, err)
-	calls := 0
-	h := w.lease(once.LeasedConfig{Consumer: "cards", Outbox: publisher}, func(*message.Message) ([]*message.Message, error) {
-		calls++
-		return nil, nil
-	})
-	err = deliver(t, h, newMessage("event"))
-	require.ErrorContains(t, err, "watermill_later")
-	require.False(t, once.ShouldPoison(err))
-	require.Zero(t, calls)
-	_, err = w.pool.Exec(t.Context(), publisher.Schema())
+	_, err = tx.Exec(t.Context(), `lock table watermill_outbox`)
 	require.NoError(t, err)
-	require.NoError(t, deliver(t, h, newMessage("event")))
-	require.NoError(t, deliver(t, h, newMessage("event")))
-	require.Equal(t, 1, calls)
+	pool := pgtest.PoolOn(t, w.url+"&pool_max_conns=2")
+	mw, err := once.Leased(pool, once.LeasedConfig{Consumer: "cards", Outbox: newPublisher(t)})
+	require.NoError(t, err)
+	h := mw(func(*message.Message) ([]*message.Message, error) { return nil, nil })
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			err := deliver(t, h, newMessage(fmt.Sprint(i)))
+			assert.ErrorContains(t, err, "outbox")
+			assert.False(t, once.ShouldPoison(err))
+		})
+	}
+	effects, err := dedupe.NewEffects(pool, dedupe.EffectsConfig{})
+	require.NoError(t, err)
+	_, err = dedupe.Do(t.Context(), effects, "k", nil, func(context.Context, string) (int, error) { return 1, nil })
+	require.NoError(t, err)
+	wg.Wait()
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, deliver(t, h, newMessage("0")))
 }
 
 func TestLeasedAfterAnError(t *testing.T) {
@@ -336,8 +417,11 @@ func TestLeasedOperator(t *testing.T) {
 func TestLeasedProbe(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "pgx")
-	var handlerKey, probeKey, probed string
-	config := once.LeasedConfig{Effects: dedupe.EffectsConfig{
+	var (
+		handlerKey, probeKey, probed string
+		kinds                        []once.Kind
+	)
+	config := once.LeasedConfig{OnOutcome: func(_ context.Context, o once.Outcome) { kinds = append(kinds, o.Kind) }, Effects: dedupe.EffectsConfig{
 		OnUnknown: dedupe.Probe,
 		Probe: func(ctx context.Context, key string) (json.RawMessage, bool, error) {
 			probed = key
@@ -355,6 +439,10 @@ func TestLeasedProbe(t *testing.T) {
 	require.NotEmpty(t, handlerKey)
 	require.Equal(t, handlerKey, probeKey)
 	require.Equal(t, "done", w.effectState("event"))
+	require.Equal(t, []once.Kind{once.Failed, once.Duplicate}, kinds)
+
+	config.Outbox = newPublisher(t)
+	require.ErrorContains(t, config.Validate(), "Outbox and OnUnknown Probe")
 }
 
 func TestLeasedNested(t *testing.T) {
