@@ -146,11 +146,16 @@ func TestAFailingMessageHoldsUpItsKeyAlone(t *testing.T) {
 	require.Len(t, b.all(), 100)
 }
 
+type nilError struct{ text string }
+
+func (e *nilError) Error() string { return e.text }
+
 func TestAPanicOfTheBrokerIsAFailure(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(){
-		"panic":  func() { panic("no connection") },
-		"Goexit": runtime.Goexit, // what t.FailNow in a fake broker does
+	for name, end := range map[string]func() error{
+		"panic":                func() error { panic("no connection") },
+		"Goexit":               func() error { runtime.Goexit(); return nil }, // what t.FailNow in a fake broker does
+		"an error that panics": func() error { var none *nilError; return none },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -159,7 +164,7 @@ func TestAPanicOfTheBrokerIsAFailure(t *testing.T) {
 			var calls atomic.Int32
 			b.refuse = func(string, *message.Message) error {
 				if calls.Add(1) == 1 {
-					end()
+					return end()
 				}
 				return nil
 			}

@@ -182,7 +182,16 @@ func publish(broker message.Publisher, topic string, msg *message.Message) (err 
 			err = fmt.Errorf("broker's Publish panicked: %v", p)
 		}
 	}()
-	return broker.Publish(topic, msg)
+	return usable(broker.Publish(topic, msg))
+}
+
+// usable calls what will be called of an error, where a panic is still the broker's: that of a nil pointer in an error.
+func usable(err error) error {
+	if err != nil {
+		_ = err.Error()
+		_ = permanent(err)
+	}
+	return err
 }
 
 var errBehind = errors.New("is behind a message of its key that failed")
@@ -234,6 +243,9 @@ func publishBatch(ctx context.Context, broker BatchPublisher, batch []Outgoing) 
 	if len(results) != len(batch) {
 		// Nobody knows which messages were taken: all are sent again.
 		return nil, fmt.Errorf("broker's PublishBatch gave %d results for %d messages", len(results), len(batch))
+	}
+	for _, result := range results {
+		_ = usable(result)
 	}
 	return results, nil
 }
