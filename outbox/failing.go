@@ -142,7 +142,7 @@ func (d *delivery) finishDue(t *trip) {
 	}
 	for _, row := range t.again {
 		trouble := d.troubles.byOffset[row.offset]
-		if trouble == nil || trouble.uuid != row.uuid {
+		if trouble == nil || !trouble.is(row) {
 			continue
 		}
 		if leaving, held := d.shards[row.shard]; leaving || !held || d.closing || d.troubles.first(row.key) != trouble {
@@ -161,7 +161,7 @@ func (d *delivery) finishDue(t *trip) {
 		case t.dueCut && offset > t.again[len(t.again)-1].offset:
 			trouble.busy = false
 			d.troubles.postpone(trouble, trouble.until)
-		case row == nil || row.uuid != trouble.uuid:
+		case row == nil || !trouble.is(row):
 			d.forget(trouble)
 		}
 	}
@@ -174,7 +174,7 @@ func (d *delivery) reconcile(found *trouble, noted map[int64]bool, now time.Time
 		return
 	}
 	t := d.troubles.byOffset[found.offset]
-	if t != nil && t.uuid != found.uuid {
+	if t != nil && (t.uuid != found.uuid || t.key != found.key) {
 		d.forget(t)
 		t = nil
 	}

@@ -520,3 +520,33 @@ func TestPermanentFailuresHoldUpNothing(t *testing.T) {
 	b.wait(t, 1)
 	require.Less(t, time.Since(began), 10*time.Second)
 }
+
+// A person corrects the key of a parked message, or of one that waits, and has it tried again.
+func TestAMessageWhoseKeyIsCorrected(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := newBroker()
+	b.refuse = func(_ string, msg *message.Message) error {
+		if string(msg.Payload) == "0" && msg.Metadata["mended"] == "" {
+			return permanentError{}
+		}
+		return nil
+	}
+	publish(t, pool, newMessage("wrong", "0"), newMessage("wrong", "1"))
+	startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 1, Shards: 16})
+	eventually(t, "it is parked", func() bool { return len(parked(t, pool)) == 1 })
+	for _, key := range []string{"right", "or this", "or that"} { // of other shards
+		_, err := pool.Exec(t.Context(), `update watermill_outbox set key = $1 where parked_at is not null`, key)
+		require.NoError(t, err)
+		_, err = outbox.Config{}.RetryParked(t.Context(), pool, parked(t, pool)[0].Offset)
+		require.NoError(t, err)
+		eventually(t, "it is parked", func() bool { return len(parked(t, pool)) == 1 })
+	}
+	require.Equal(t, []string{"1"}, payloads(b.wait(t, 1)), "the old key goes on")
+	_, err := pool.Exec(t.Context(), `update watermill_outbox set key = 'last', metadata = '{"mended": "yes"}' where parked_at is not null`)
+	require.NoError(t, err)
+	_, err = outbox.Config{}.RetryParked(t.Context(), pool, parked(t, pool)[0].Offset)
+	require.NoError(t, err)
+	require.Equal(t, []string{"1", "0"}, payloads(b.wait(t, 2)))
+	drained(t, pool)
+}

@@ -32,6 +32,9 @@ type trouble struct {
 	index    int    // among those that hold the key
 }
 
+// is tells whether a row is the message still: a person may have corrected its key.
+func (t *trouble) is(row *pending) bool { return t.uuid == row.uuid && t.key == row.key }
+
 // troubles are those of the shards that a relay holds.
 type troubles struct {
 	byOffset map[int64]*trouble
