@@ -31,8 +31,8 @@ func (l *keyLocks) of(key string) *int64 {
 	return &l[(hash^hash>>32)%buckets]
 }
 
-// readerLock keeps a stock subscriber and a relay off the same outbox. The subscriber tries it for its transaction; a
-// relay holds it shared.
+// readerLock keeps a stock subscriber and a relay off the same outbox: its id is this, by exclusive or with the table's oid,
+// since there may be one in each of several schemas. The subscriber tries it for its transaction; a relay holds it shared.
 func readerLock(topic string) int64 { return lockID("reader", topic) }
 
 // lockID gives a positive id: a negative number behind a cast is not read alike in all of pgx's modes.

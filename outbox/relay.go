@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -138,8 +139,11 @@ func NewRelay(pool *pgxpool.Pool, broker message.Publisher, config RelayConfig, 
 	if pool == nil {
 		faults = append(faults, errors.New("pool is nil"))
 	}
-	if broker == nil {
+	switch broker.(type) {
+	case nil:
 		faults = append(faults, errors.New("broker is nil"))
+	case *Publisher:
+		faults = append(faults, errors.New("broker is an outbox's Publisher, which writes to the table: it must be that of the broker"))
 	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, fmt.Errorf("outbox: relay: %w", err)
@@ -181,7 +185,10 @@ func (r *Relay) Run(ctx context.Context) error {
 	d := newDelivery(ctx, work, r, bell.rung)
 	failures := backoff{first: firstBackoff}
 	for ctx.Err() == nil {
-		err := r.serve(ctx, work, d, &failures)
+		entered, err := r.serve(ctx, work, d)
+		if entered && !refused(err) {
+			failures.reset()
+		}
 		switch {
 		case errors.Is(err, ErrCloseTimeout):
 			return err
@@ -191,31 +198,36 @@ func (r *Relay) Run(ctx context.Context) error {
 			return d.wait(work)
 		}
 		delay := failures.next()
-		r.logger.Error("Outbox relay lost PostgreSQL, going on", err, watermill.LogFields{"wait": delay})
+		r.logger.Error("Outbox relay cannot work, trying again", err, watermill.LogFields{"wait": delay})
 		sleep(ctx, delay)
 	}
 	return d.wait(work)
 }
 
-// serve is one session with PostgreSQL, from its connection to its loss.
-func (r *Relay) serve(ctx, work context.Context, d *delivery, failures *backoff) error {
+// refused tells whether PostgreSQL works and will not do what the relay asks for, which it may go on with: by a trigger, or for want
+// of a right.
+func refused(err error) bool {
+	var answer *pgconn.PgError
+	return errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR"
+}
+
+// serve is one session with PostgreSQL, from its connection to its loss. entered tells whether it could begin to work.
+func (r *Relay) serve(ctx, work context.Context, d *delivery) (entered bool, err error) {
 	s, err := openSession(ctx, r.pool, r.config)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer s.close(work)
 	for ctx.Err() == nil {
-		entered, err := s.enter(ctx, r.config.Topic)
-		if err != nil {
-			return err
-		}
-		failures.reset()
-		if entered {
-			return d.run(ctx, work, s)
+		switch entered, err := s.enter(ctx, r.config.Topic); {
+		case err != nil:
+			return false, err
+		case entered:
+			return true, d.run(ctx, work, s)
 		}
 		sleep(ctx, min(r.config.PollInterval, beat))
 	}
-	return nil
+	return false, nil
 }
 
 // outlive gives a context with the values of ctx that ends a while after it.

@@ -22,6 +22,8 @@ type session struct {
 	conn  *pgx.Conn
 	pid   uint32
 	table string
+	oid   uint32 // of the table
+	ascii bool   // the database's encoding lacks letters
 	locks shardLocks
 	sql   relaySQL
 
@@ -52,18 +54,14 @@ func (s *session) prepare(ctx context.Context, pool *pgxpool.Pool, config RelayC
 		return fmt.Errorf("outbox: relay: set up session: %w", err)
 	}
 	var (
-		table    uint32
 		sequence *string
 		idFirst  bool
+		utf8     bool
 	)
-	err := s.conn.QueryRow(ctx, `select to_regclass($1)::oid::bigint, pg_get_serial_sequence($1, 'offset'), coalesce((
-    select min(attnum) filter (where attname = 'transaction_id') < min(attnum) filter (where attname = 'offset')
-    from pg_attribute
-    where attrelid = to_regclass($1)
-), false)`, s.table).Scan(&table, &sequence, &idFirst)
-	if err != nil {
+	if err := s.conn.QueryRow(ctx, lookUp, s.table).Scan(&s.oid, &sequence, &idFirst, &utf8); err != nil {
 		return fmt.Errorf("outbox: relay: look up table: %w", err)
 	}
+	s.ascii = !utf8
 	if sequence != nil {
 		if !idFirst {
 			return fmt.Errorf("%w: in %s the column transaction_id stands behind \"offset\", so that a row draws its offset before its "+
@@ -73,8 +71,56 @@ func (s *session) prepare(ctx context.Context, pool *pgxpool.Pool, config RelayC
 			return err
 		}
 	}
-	s.locks = newShardLocks(config.Topic, table, config.Shards)
+	if err := s.requireRights(ctx, config); err != nil {
+		return err
+	}
+	s.locks = newShardLocks(config.Topic, s.oid, config.Shards)
 	s.sql = newRelaySQL(s.table, sequence, config)
+	return nil
+}
+
+// lookUp finds the sequence behind the offset's default, whether the column owns it or not.
+const lookUp = `select t.oid::bigint, (
+    select format('%I.%I', n.nspname, s.relname)
+    from pg_class as s
+    join pg_namespace as n on n.oid = s.relnamespace
+    where s.oid = coalesce((
+        select d.refobjid
+        from pg_attrdef as def
+        join pg_attribute as a on a.attrelid = def.adrelid and a.attnum = def.adnum
+        join pg_depend as d on d.classid = 'pg_attrdef'::regclass and d.objid = def.oid and d.refclassid = 'pg_class'::regclass
+        join pg_class as c on c.oid = d.refobjid and c.relkind = 'S'
+        where def.adrelid = t.oid
+          and a.attname = 'offset'
+        limit 1
+    ), pg_get_serial_sequence($1, 'offset')::regclass)
+), coalesce((
+    select min(attnum) filter (where attname = 'transaction_id') < min(attnum) filter (where attname = 'offset')
+    from pg_attribute
+    where attrelid = t.oid
+), false), current_setting('server_encoding') = 'UTF8'
+from (select $1::text::regclass) as t (oid)`
+
+// requireRights looks whether the relay will be able to write down what becomes of a message. If not it must send none: it
+// would send it again and again.
+func (s *session) requireRights(ctx context.Context, config RelayConfig) error {
+	rights := []string{"select", "update", "delete"}
+	if config.KeepSent {
+		rights = rights[:2]
+	}
+	for _, right := range rights {
+		look := "select has_any_column_privilege($1::bigint::oid, $2)"
+		if right == "delete" {
+			look = "select has_table_privilege($1::bigint::oid, $2)"
+		}
+		var has bool
+		if err := s.conn.QueryRow(ctx, look, int64(s.oid), right).Scan(&has); err != nil {
+			return fmt.Errorf("outbox: relay: look up rights: %w", err)
+		}
+		if !has {
+			return fmt.Errorf("outbox: relay: nothing is sent: grant %s on %s to the relay's role", strings.Join(rights, ", "), s.table)
+		}
+	}
 	return nil
 }
 
@@ -248,7 +294,7 @@ func (s *session) enter(ctx context.Context, topic string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	var mine bool
-	if err := s.conn.QueryRow(ctx, "select pg_try_advisory_lock_shared($1)", readerLock(topic)).Scan(&mine); err != nil {
+	if err := s.conn.QueryRow(ctx, "select pg_try_advisory_lock_shared($1)", readerLock(topic)^int64(s.oid)).Scan(&mine); err != nil {
 		return false, fmt.Errorf("outbox: relay: lock: %w", err)
 	}
 	if !mine {

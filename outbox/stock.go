@@ -60,7 +60,7 @@ func (a SchemaAdapter) InsertQuery(topic string, msgs message.Messages) (sql.Que
 // selectFrom gives no row to a second reader. The lock alone would not do: the statement's snapshot is older than the
 // lock, and may still show what the reader before has just deleted; "for update" finds out.
 const selectFrom = `with turn as materialized (
-    select pg_try_advisory_xact_lock(@lock) as mine
+    select pg_try_advisory_xact_lock(@lock # @name::regclass::oid::bigint) as mine
 )
 select "offset", topic, uuid, payload, metadata
 from @table
@@ -82,6 +82,7 @@ func (a SchemaAdapter) SelectQuery(topic string, _ string, offsets sql.OffsetsAd
 	}
 	return sql.Query{Query: strings.NewReplacer(
 		"@lock", strconv.FormatInt(readerLock(topic), 10),
+		"@name", "'"+strings.ReplaceAll(tableOf(topic), "'", "''")+"'",
 		"@table", tableOf(topic),
 		"@limit", strconv.Itoa(size),
 	).Replace(selectFrom)}

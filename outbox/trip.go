@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -99,7 +100,7 @@ func newRelaySQL(table string, sequence *string, config RelayConfig) relaySQL {
 		refill:    refillSQL(table, config.Shards, config.PassParked),
 		due:       dueSQL(table, config.Shards),
 		troubles:  troublesSQL(table, config.Shards),
-		snapshots: "select pg_current_snapshot()::text, pg_backend_pid()",
+		snapshots: "select pg_current_snapshot()::text, pg_backend_pid(), coalesce(to_regclass($1)::oid::bigint, 0)",
 	}
 	if config.KeepSent {
 		q.settle = [2]string{keepSQL(table, taken), passing(table, taken, "no key update", keepSQL)}
@@ -281,7 +282,7 @@ func (s *session) send(ctx context.Context, t *trip, pass bool) error {
 		way = 1
 	}
 	if len(t.notes) > 0 {
-		b.Queue(s.sql.note[way], noteArgs(t.notes)...).Query(offsetsInto(&t.unnoted))
+		b.Queue(s.sql.note[way], s.noteArgs(t.notes)...).Query(offsetsInto(&t.unnoted))
 	}
 	if len(t.sent) > 0 {
 		offsets, uuids := make([]int64, len(t.sent)), make([]string, len(t.sent))
@@ -291,7 +292,7 @@ func (s *session) send(ctx context.Context, t *trip, pass bool) error {
 		b.Queue(s.sql.settle[way], offsets, uuids).Query(offsetsInto(&t.unsettled))
 	}
 	if t.fetch {
-		b.Queue(s.sql.snapshots).QueryRow(s.snapshotInto(&t.page.before))
+		b.Queue(s.sql.snapshots, s.table).QueryRow(s.snapshotInto(&t.page.before))
 		s.queueFetch(&b, t)
 	}
 	// After the fetch: see finishRefills.
@@ -307,7 +308,7 @@ func (s *session) send(ctx context.Context, t *trip, pass bool) error {
 			return err
 		})
 	}
-	b.Queue(s.sql.snapshots).QueryRow(s.snapshotInto(&t.page.after))
+	b.Queue(s.sql.snapshots, s.table).QueryRow(s.snapshotInto(&t.page.after))
 	if err := s.conn.SendBatch(ctx, &b).Close(); err != nil {
 		if errors.Is(err, ErrPooled) {
 			return err
@@ -342,18 +343,26 @@ func (s *session) queueFetch(b *pgx.Batch, t *trip) {
 	})
 }
 
-// snapshotInto also looks whether the session still is one.
+// errReplaced ends the session where another table has the name of the outbox. Its offsets are others, and so are its locks.
+var errReplaced = errors.New("the table is another one now")
+
+// snapshotInto also looks whether the session still is one, and the table the one that it began with: those that the trip has
+// read stay what they are until it ends.
 func (s *session) snapshotInto(to *snapshot) func(pgx.Row) error {
 	return func(row pgx.Row) (err error) {
 		var (
 			text string
 			pid  uint32
+			oid  uint32
 		)
-		if err := row.Scan(&text, &pid); err != nil {
+		if err := row.Scan(&text, &pid, &oid); err != nil {
 			return err
 		}
-		if pid != s.pid {
+		switch {
+		case pid != s.pid:
 			return ErrPooled
+		case oid != s.oid:
+			return errReplaced
 		}
 		*to, err = parseSnapshot(text)
 		return err
@@ -383,7 +392,7 @@ func collect(rows pgx.Rows, bytes int) (all []*pending, cut bool, err error) {
 	return all, cut, rows.Err()
 }
 
-func noteArgs(notes []note) []any {
+func (s *session) noteArgs(notes []note) []any {
 	var (
 		offsets  = make([]int64, len(notes))
 		uuids    = make([]string, len(notes))
@@ -395,6 +404,9 @@ func noteArgs(notes []note) []any {
 	for i, n := range notes {
 		offsets[i], uuids[i] = n.row.offset, n.row.uuid
 		attempts[i], faults[i], waits[i], parked[i] = int32(n.attempts), n.fault, n.wait.Microseconds(), n.parked
+		if s.ascii {
+			faults[i] = strings.Trim(strconv.QuoteToASCII(n.fault), `"`)
+		}
 	}
 	return []any{offsets, uuids, attempts, faults, waits, parked}
 }

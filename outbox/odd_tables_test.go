@@ -1,0 +1,202 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/watermill-once/watermill-once/internal/pgtest"
+	"github.com/watermill-once/watermill-once/outbox"
+)
+
+// The full table is renamed, to be kept, and a new one is made under its name, whose offsets begin anew.
+func TestATableThatIsReplaced(t *testing.T) {
+	t.Parallel()
+	for name, replace := range map[string]string{
+		"by a new one": `alter table watermill_outbox rename to watermill_outbox_2026;` + outbox.Config{}.Schema(),
+		"by a copy": `create table copy (like watermill_outbox including all);
+			alter table watermill_outbox rename to watermill_outbox_2026; alter table copy rename to watermill_outbox`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			b := newBroker()
+			startRelay(t, pool, b, outbox.RelayConfig{})
+			publish(t, pool, numbered(50, 5)...)
+			b.wait(t, 50)
+			drained(t, pool)
+			_, err := pool.Exec(t.Context(), replace)
+			require.NoError(t, err)
+			for i := range 60 {
+				publish(t, pool, newMessage("key", fmt.Sprint(i)))
+			}
+			// Another one has the same locks.
+			startRelay(t, pool, b, outbox.RelayConfig{})
+			for i := range 60 {
+				publish(t, pool, newMessage("key", fmt.Sprint(60+i)))
+			}
+			for i, s := range b.wait(t, 170)[50:] {
+				require.Equal(t, fmt.Sprint(i), s.Payload)
+			}
+			drained(t, pool)
+		})
+	}
+}
+
+// What a relay may not write down, it would send again and again.
+func TestARelayWithoutRightsSendsNothing(t *testing.T) {
+	t.Parallel()
+	for right, config := range map[string]outbox.RelayConfig{"update": {}, "delete": {}, "insert": {}, "delete, insert": {KeepSent: true}} {
+		t.Run(right, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			role := "clerk_" + strings.ReplaceAll(watermill.NewUUID(), "-", "")
+			exec := func(query string) {
+				_, err := pool.Exec(context.Background(), strings.ReplaceAll(query, "clerk", role))
+				require.NoError(t, err)
+			}
+			exec(`create role clerk; grant all on watermill_outbox to clerk; grant select on watermill_outbox_offset_seq to clerk`)
+			t.Cleanup(func() { exec(`drop owned by clerk; drop role clerk`) })
+			exec(`revoke ` + right + ` on watermill_outbox from clerk`)
+			clerk, err := pgxpool.ParseConfig(pool.Config().ConnString())
+			require.NoError(t, err)
+			clerk.ConnConfig.RuntimeParams["role"] = role
+			theirs, err := pgxpool.NewWithConfig(t.Context(), clerk)
+			require.NoError(t, err)
+			t.Cleanup(theirs.Close)
+
+			b, log := newBroker(), watermill.NewCaptureLogger()
+			publish(t, pool, numbered(20, 4)...)
+			relay, err := outbox.NewRelay(theirs, b, config, log)
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- relay.Run(ctx) }()
+			if needed := !strings.Contains(right, "insert"); needed {
+				eventually(t, "the log says why", func() bool { return logged(log, "nothing is sent: grant") })
+				require.Empty(t, b.all())
+				exec(`grant ` + right + ` on watermill_outbox to clerk`)
+			}
+			b.wait(t, 20)
+			eventually(t, "all is noted", func() bool { return unsent(t, pool) == 0 })
+			cancel()
+			require.NoError(t, <-done)
+			require.Len(t, b.all(), 20)
+		})
+	}
+}
+
+// logged tells whether an error was logged whose text or fields hold a text.
+func logged(log *watermill.CaptureLoggerAdapter, text string) bool {
+	for _, entry := range log.Captured()[watermill.ErrorLogLevel] {
+		if strings.Contains(fmt.Sprint(entry.Err, entry.Fields), text) {
+			return true
+		}
+	}
+	return false
+}
+
+func unsent(t testing.TB, pool *pgxpool.Pool) (n int) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), `select count(*) from watermill_outbox where sent_at is null`).Scan(&n))
+	return n
+}
+
+// A trigger refuses what the relay has to say of a message: the relay does not rush, and goes on when it may.
+func TestARelayBacksOffWhereItMayNotWrite(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	_, err := pool.Exec(t.Context(), `create function deny() returns trigger language plpgsql as $$ begin raise 'no'; end $$;
+		create trigger deny before delete on watermill_outbox for each row execute function deny()`)
+	require.NoError(t, err)
+	b, log := newBroker(), watermill.NewCaptureLogger()
+	publish(t, pool, newMessage("key", "0"))
+	relay, err := outbox.NewRelay(pool, b, outbox.RelayConfig{}, log)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- relay.Run(ctx) }()
+	eventually(t, "the waits grow", func() bool {
+		return slices.ContainsFunc(log.Captured()[watermill.ErrorLogLevel], func(entry watermill.CapturedMessage) bool {
+			wait, ok := entry.Fields["wait"].(time.Duration)
+			return ok && wait > time.Second
+		})
+	})
+	_, err = pool.Exec(t.Context(), `drop trigger deny on watermill_outbox`)
+	require.NoError(t, err)
+	drained(t, pool)
+	cancel()
+	require.NoError(t, <-done)
+}
+
+// The sequence's faults are found though the column does not own it.
+func TestARelayRefusesASequenceOfNobodysWithACache(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	_, err := pool.Exec(t.Context(), `create sequence offsets cache 20; alter table watermill_outbox alter "offset" set default nextval('offsets')`)
+	require.NoError(t, err)
+	relay, err := outbox.NewRelay(pool, newBroker(), outbox.RelayConfig{}, nil)
+	require.NoError(t, err)
+	err = relay.Run(t.Context())
+	require.ErrorIs(t, err, outbox.ErrSequence)
+	require.ErrorContains(t, err, "public.offsets has cache 20")
+}
+
+// In a database that is not in UTF-8, the texts of errors may have letters that it lacks.
+func TestErrorsWithLettersThatTheDatabaseLacks(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.PoolOn(t, pgtest.Latin1(t))
+	_, err := pool.Exec(t.Context(), outbox.Config{}.Schema())
+	require.NoError(t, err)
+	b := newBroker()
+	b.refuse = func(_ string, msg *message.Message) error {
+		if string(msg.Payload) == "bad" {
+			return errors.New(`„soединение“ 😀`)
+		}
+		return nil
+	}
+	publish(t, pool, newMessage("a", "bad"))
+	for range 5 {
+		publish(t, pool, newMessage("b", "good"))
+	}
+	startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 2})
+	eventually(t, "it is parked", func() bool {
+		publish(t, pool, newMessage("b", "good"))
+		n, _, err := outbox.Config{}.CountParked(t.Context(), pool)
+		return err == nil && n == 1
+	})
+	require.Equal(t, `\u201eso\u0435\u0434\u0438\u043d\u0435\u043d\u0438\u0435\u201c \U0001f600`, parked(t, pool)[0].LastError)
+}
+
+// Outboxes of one name in two schemas have nothing to do with each other: one has a relay, the other a stock subscriber.
+func TestOutboxesInTwoSchemas(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	_, err := pool.Exec(t.Context(), `create schema other`)
+	require.NoError(t, err)
+	config := pool.Config()
+	config.ConnConfig.RuntimeParams["search_path"] = "other"
+	other, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(other.Close)
+	relayed, forwarded := newBroker(), newBroker()
+	startRelay(t, pool, relayed, outbox.RelayConfig{})
+	publish(t, pool, newMessage("key", "public"))
+	relayed.wait(t, 1)
+	startForwarder(t, newDB(t, other), "", forwarded)
+	inTx(t, other, func(tx pgx.Tx) {
+		require.NoError(t, newPublisher(t, outbox.Config{}).PublishTx(t.Context(), tx, "topic", newMessage("key", "other")))
+	})
+	require.Equal(t, []string{"other"}, payloads(forwarded.wait(t, 1)))
+	require.Equal(t, []string{"public"}, payloads(relayed.all()))
+}
