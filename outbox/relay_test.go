@@ -41,6 +41,8 @@ func TestRelayConfigReportsAllFaults(t *testing.T) {
 	} {
 		require.ErrorContains(t, err, fault)
 	}
+	_, err = outbox.NewRelay(newPool(t), newPublisher(t, outbox.Config{}), outbox.RelayConfig{}, nil)
+	require.ErrorContains(t, err, "broker is an outbox's Publisher")
 }
 
 func TestRelaySendsEverythingAsItWasPublished(t *testing.T) {

@@ -58,7 +58,12 @@ func (s *session) prepare(ctx context.Context, pool *pgxpool.Pool, config RelayC
 		idFirst  bool
 		utf8     bool
 	)
-	if err := s.conn.QueryRow(ctx, lookUp, s.table).Scan(&s.oid, &sequence, &idFirst, &utf8); err != nil {
+	err := s.conn.QueryRow(ctx, lookUp, s.table).Scan(&s.oid, &sequence, &idFirst, &utf8)
+	var missing *pgconn.PgError
+	switch {
+	case errors.As(err, &missing) && missing.Code == "42P01":
+		return fmt.Errorf("outbox: relay: no table yet, which Schema makes: %w", err)
+	case err != nil:
 		return fmt.Errorf("outbox: relay: look up table: %w", err)
 	}
 	s.ascii = !utf8
