@@ -377,4 +377,11 @@ func TestLettersThatTheDatabaseLacks(t *testing.T) {
 		var final *dedupe.FinalError
 		require.ErrorAs(t, err, &final)
 	}
+	j.abandon("operator")
+	require.NoError(t, j.Resolve(t.Context(), "operator", text))
+	got, err := dedupe.Do(t.Context(), j.Effects, "operator", nil, func(context.Context, string) (string, error) { panic("called") })
+	require.NoError(t, err)
+	require.Equal(t, text, got)
+	j.abandon("refused")
+	require.NoError(t, j.ResolveFinal(t.Context(), "refused", errors.New(text)))
 }

@@ -230,3 +230,21 @@ func integrity(err error) bool {
 	state := sqlState(err)
 	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23")
 }
+
+// refusesRow tells whether PostgreSQL may refuse a message and take others: by its values, a trigger, or a policy. A column that wants a
+// value, a missing partition and a sequence at its end refuse all.
+func refusesRow(err error) bool {
+	var answer *pgconn.PgError
+	if !errors.As(err, &answer) {
+		return false
+	}
+	switch answer.Code {
+	case "23502", "2200H":
+		return false
+	case "23514":
+		return answer.ConstraintName != ""
+	case "42501":
+		return answer.Routine == "ExecWithCheckOptions" // row security: all else is a missing right
+	}
+	return integrity(err) || strings.HasPrefix(answer.Code, "P0")
+}

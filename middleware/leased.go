@@ -177,7 +177,7 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 	id := journal.ID{Consumer: o.Consumer, Key: o.EventID}
 	result, err := l.journal.Run(runCtx, id, nil, func(ctx context.Context) (journal.Outcome, error) {
 		if err := l.requireOutbox(ctx); err != nil {
-			return journal.Outcome{}, dedupe.NotDone(err)
+			return journal.Outcome{}, dedupe.NotDone(blameless(err))
 		}
 		o.Attempts++
 		ctx = attempt.NewContext(ctx, a)
@@ -196,10 +196,13 @@ func (l *leased) handle(ctx context.Context, h message.HandlerFunc, msg *message
 		_, rows, _ = a.End()
 		return journal.Outcome{With: attempt.Insert(rows)}, nil
 	})
-	if errors.Is(err, dedupe.ErrOutcomeLost) {
+	lost := errors.Is(err, dedupe.ErrOutcomeLost)
+	if lost {
 		l.writable.Store(false) // to be looked at again, before another call
 	}
 	switch {
+	case lost && refusesRow(err): // of what the handler returned: another call would bring it again
+		return Failed, Permanent(err)
 	case err != nil:
 		return Failed, l.blame(ctx, err, o.Attempts > 0)
 	case refused != nil:
@@ -246,7 +249,7 @@ func (l *leased) requireOutbox(ctx context.Context) error {
 	id := watermill.NewUUID()
 	row := attempt.Row{Table: l.config.Outbox.Table(), UUID: id, Topic: "watermill-once", Key: id, Payload: []byte{}, Metadata: "{}"}
 	for _, insert := range attempt.Insert([]attempt.Row{row}) {
-		if _, err := tx.Exec(ctx, insert.SQL, insert.Args...); err != nil && !integrity(err) { // it may refuse this message alone
+		if _, err := tx.Exec(ctx, insert.SQL, insert.Args...); err != nil && !refusesRow(err) {
 			return fmt.Errorf("outbox: %w", err)
 		}
 	}

@@ -175,25 +175,8 @@ func TestLeasedMakesNoCallWithoutItsOutbox(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, "pgx")
-			exec := func(query string) {
-				_, err := w.pool.Exec(t.Context(), query)
-				require.NoError(t, err)
-			}
-			role := "clerk_" + strings.ReplaceAll(watermill.NewUUID(), "-", "")
-			sql := func(query string) string { return strings.ReplaceAll(query, "clerk", role) }
-			exec(sql(`create role clerk; grant select, insert, update, delete on all tables in schema public to clerk;
-				grant usage on all sequences in schema public to clerk`))
-			t.Cleanup(func() {
-				_, err := w.pool.Exec(context.Background(), sql(`drop owned by clerk; drop role clerk`))
-				require.NoError(t, err)
-			})
-			config, err := pgxpool.ParseConfig(w.url)
-			require.NoError(t, err)
-			config.ConnConfig.RuntimeParams["role"] = role
-			pool, err := pgxpool.NewWithConfig(t.Context(), config)
-			require.NoError(t, err)
-			defer pool.Close()
-
+			pool, exec := w.clerk(`grant select, insert, update, delete on all tables in schema public to clerk;
+				grant usage on all sequences in schema public to clerk`)
 			calls := 0
 			publisher := newPublisher(t)
 			mw, err := once.Leased(pool, once.LeasedConfig{Consumer: "cards", Outbox: publisher})
@@ -202,21 +185,21 @@ func TestLeasedMakesNoCallWithoutItsOutbox(t *testing.T) {
 				calls++
 				return nil, publisher.PublishContext(msg.Context(), "receipts", newMessage(watermill.NewUUID()))
 			})
-			exec(sql(test.spoil))
+			exec(test.spoil)
 			for range 2 {
 				err := deliver(t, h, newMessage("first"))
 				require.ErrorContains(t, err, test.want)
 				require.False(t, once.ShouldPoison(err))
 				require.Zero(t, calls)
 			}
-			exec(sql(test.mend))
+			exec(test.mend)
 			for range 2 {
 				require.NoError(t, deliver(t, h, newMessage("first")))
 			}
 			require.Equal(t, 1, calls)
 
 			// It was there, and is so no more: this is found out once.
-			exec(sql(test.spoil))
+			exec(test.spoil)
 			for range 3 {
 				err := deliver(t, h, newMessage("second"))
 				require.ErrorContains(t, err, test.want)
@@ -224,12 +207,95 @@ func TestLeasedMakesNoCallWithoutItsOutbox(t *testing.T) {
 			}
 			require.Equal(t, 2, calls)
 			require.NoError(t, deliver(t, h, newMessage("first")), "a duplicate needs no outbox")
-			exec(sql(test.mend))
+			exec(test.mend)
 			require.NoError(t, deliver(t, h, newMessage("second")))
 			require.Equal(t, 3, calls)
 			require.Equal(t, 2, w.outbox())
 		})
 	}
+}
+
+// What refuses some messages refuses no call before it has made its messages; what refuses all does.
+func TestLeasedWhereItsOutboxIsParticular(t *testing.T) {
+	t.Parallel()
+	const trigger = `create function judge() returns trigger language plpgsql as $$ begin %s; return new; end $$;
+		create trigger judge before insert on watermill_outbox for each row execute function judge()`
+	for name, test := range map[string]struct {
+		ddl     string
+		calls   int
+		poisons bool
+	}{
+		"a trigger that knows topics":     {fmt.Sprintf(trigger, `if new.topic <> 'receipts' then raise 'no such topic'; end if`), 1, false},
+		"a constraint that knows topics":  {`alter table watermill_outbox add check (topic = 'receipts')`, 1, false},
+		"a trigger that refuses this one": {fmt.Sprintf(trigger, `if new.topic = 'receipts' then raise 'not this'; end if`), 1, true},
+		"a trigger that divides by zero":  {fmt.Sprintf(trigger, `if new.topic = 'receipts' then perform 1 / 0; end if`), 1, true},
+		"a column that wants a value":     {`alter table watermill_outbox add tenant text not null`, 0, false},
+		"a sequence at its end":           {`alter sequence watermill_outbox_offset_seq maxvalue 2; select setval('watermill_outbox_offset_seq', 2)`, 0, false},
+		"a partitioned table without a place": {`drop table watermill_outbox; create table watermill_outbox (transaction_id xid8, "offset" bigserial,
+			uuid text, topic text, key text, payload bytea, metadata json) partition by list (topic)`, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, "pgx")
+			_, err := w.pool.Exec(t.Context(), test.ddl)
+			require.NoError(t, err)
+			publisher, calls := newPublisher(t), 0
+			h := w.lease(once.LeasedConfig{Outbox: publisher, Effects: dedupe.EffectsConfig{OnUnknown: dedupe.Refuse}}, func(msg *message.Message) ([]*message.Message, error) {
+				calls++
+				return nil, publisher.PublishContext(msg.Context(), "receipts", newMessage("receipt"))
+			})
+			err = deliver(t, h, newMessage("event"))
+			require.Equal(t, test.calls, calls)
+			require.Equal(t, test.poisons, once.ShouldPoison(err), "%v", err)
+			require.NotErrorIs(t, err, dedupe.ErrLeaseLost)
+			switch {
+			case test.poisons:
+				require.ErrorIs(t, err, dedupe.ErrOutcomeLost)
+				require.Equal(t, "unknown", w.effectState("event"))
+			case test.calls == 0:
+				require.Error(t, err)
+				require.Equal(t, "free", w.effectState("event"))
+			default:
+				require.NoError(t, err)
+				require.Equal(t, 1, w.outbox())
+			}
+		})
+	}
+}
+
+// A policy may let some topics in only.
+func TestLeasedBehindRowSecurity(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pgx")
+	pool, _ := w.clerk(`alter table watermill_outbox enable row level security;
+		create policy receipts on watermill_outbox for insert with check (topic = 'receipts');
+		grant select, insert, update, delete on all tables in schema public to clerk; grant usage on all sequences in schema public to clerk`)
+	publisher := newPublisher(t)
+	mw, err := once.Leased(pool, once.LeasedConfig{Consumer: "test", Outbox: publisher})
+	require.NoError(t, err)
+	require.NoError(t, deliver(t, mw(func(msg *message.Message) ([]*message.Message, error) {
+		return nil, publisher.PublishContext(msg.Context(), "receipts", newMessage("receipt"))
+	}), newMessage("event")))
+	require.Equal(t, 1, w.outbox())
+}
+
+// clerk is a pool of a role of the test's own, with exec for statements of the owner's in which it is called clerk.
+func (w *world) clerk(setup string) (pool *pgxpool.Pool, exec func(statements string)) {
+	w.t.Helper()
+	role := "clerk_" + strings.ReplaceAll(watermill.NewUUID(), "-", "")
+	exec = func(statements string) {
+		_, err := w.pool.Exec(context.Background(), strings.ReplaceAll(statements, "clerk", role))
+		require.NoError(w.t, err)
+	}
+	exec(`create role clerk; ` + setup)
+	w.t.Cleanup(func() { exec(`drop owned by clerk; drop role clerk`) })
+	config, err := pgxpool.ParseConfig(w.url)
+	require.NoError(w.t, err)
+	config.ConnConfig.RuntimeParams["role"] = role
+	pool, err = pgxpool.NewWithConfig(w.t.Context(), config)
+	require.NoError(w.t, err)
+	w.t.Cleanup(pool.Close)
+	return pool, exec
 }
 
 // Somebody holds the outbox locked: a delivery waits for a while, and does not keep the pool from others.

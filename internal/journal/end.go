@@ -21,7 +21,6 @@ type ending struct {
 	json  []byte
 	text  string // an error's; "": as it is, but for a Failed
 	with  []attempt.Statement
-	ascii bool // since the database's encoding lacks some letter
 }
 
 // endSQL fails with division_by_zero where the row is not the owner's any more, so that nothing that is sent with it is written.
@@ -57,9 +56,7 @@ func (j *Journal) end(ctx context.Context, o owner, e ending, patience time.Dura
 		case err == nil:
 			return nil
 		case sqlState(err) == divisionByZero:
-			return j.stored(ctx, o, e)
-		case strings.HasPrefix(sqlState(err), "22") && !e.ascii:
-			e.ascii = true
+			return j.stored(ctx, o, e, err)
 		case !passing(err) || !sleep(ctx, pause):
 			return err
 		}
@@ -69,17 +66,11 @@ func (j *Journal) end(ctx context.Context, o owner, e ending, patience time.Dura
 func (j *Journal) sendEnd(ctx context.Context, conn *pgxpool.Conn, o owner, e ending) error {
 	var outcome, text *string
 	if e.json != nil {
-		s := validUTF8(e.json)
-		if e.ascii {
-			s = ascii(s)
-		}
+		s := validUTF8(conn.Conn(), e.json)
 		outcome = &s
 	}
 	if e.text != "" || e.state == Failed {
-		s := clean(e.text)
-		if e.ascii {
-			s = ascii(s)
-		}
+		s := clean(conn.Conn(), e.text)
 		text = &s
 	}
 	var batch pgx.Batch // one transaction, implicitly
@@ -90,18 +81,22 @@ func (j *Journal) sendEnd(ctx context.Context, conn *pgxpool.Conn, o owner, e en
 	return conn.SendBatch(ctx, &batch).Close()
 }
 
-const whoseSQL = `select token = $3::bigint and state = $4::text
+const whoseSQL = `select state
 from @table
 where consumer = $1::text
-  and key = $2::text`
+  and key = $2::text
+  and token = $3::bigint`
 
-// stored tells, after an end that met no started row of the owner's, whether an earlier try had done it: its answer was lost.
-func (j *Journal) stored(ctx context.Context, o owner, e ending) error {
-	var done bool
-	err := j.pool.QueryRow(ctx, j.sql.whose, o.Consumer, o.Key, o.token, e.state).Scan(&done)
+// stored tells, after an end that met no started row of the owner's, whether an earlier try had done it: its answer was lost. Where the
+// row is started still, the division by zero was somebody else's, in a trigger of theirs.
+func (j *Journal) stored(ctx context.Context, o owner, e ending, division error) error {
+	var state string
+	err := j.pool.QueryRow(ctx, j.sql.whose, o.Consumer, o.Key, o.token).Scan(&state)
 	switch {
-	case err == nil && done:
+	case err == nil && state == e.state:
 		return nil
+	case err == nil && state == Started:
+		return division
 	case err == nil, errors.Is(err, pgx.ErrNoRows):
 		return ErrLeaseLost
 	default:
@@ -149,10 +144,27 @@ func (j *Journal) lost(ctx context.Context, o owner, err error) error {
 const maxText = 4 << 10
 
 // validUTF8 is JSON that PostgreSQL takes: a json.RawMessage may hold anything in its strings.
-func validUTF8(json []byte) string { return strings.ToValidUTF8(string(json), "\uFFFD") }
+func validUTF8(conn *pgx.Conn, json []byte) string {
+	return letters(conn, strings.ToValidUTF8(string(json), "\uFFFD"))
+}
 
-// ascii is a text whose letters that are not ASCII are escaped: of JSON, the same JSON.
-func ascii(text string) string {
+// clean makes a text that PostgreSQL takes.
+func clean(conn *pgx.Conn, text string) string {
+	if len(text) > maxText {
+		cut := maxText
+		for cut > 0 && !utf8.RuneStart(text[cut]) {
+			cut--
+		}
+		text = text[:cut]
+	}
+	return letters(conn, strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD"))
+}
+
+// letters escapes those that are not ASCII where the database's encoding may lack them. JSON stays the same JSON.
+func letters(conn *pgx.Conn, text string) string {
+	if encoding := conn.PgConn().ParameterStatus("server_encoding"); encoding == "UTF8" || encoding == "" {
+		return text
+	}
 	var b strings.Builder
 	for _, r := range text {
 		switch {
@@ -166,16 +178,4 @@ func ascii(text string) string {
 		}
 	}
 	return b.String()
-}
-
-// clean makes a text that PostgreSQL takes.
-func clean(text string) string {
-	if len(text) > maxText {
-		cut := maxText
-		for cut > 0 && !utf8.RuneStart(text[cut]) {
-			cut--
-		}
-		text = text[:cut]
-	}
-	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
 }

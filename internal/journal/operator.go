@@ -90,10 +90,10 @@ func (j *Journal) Resolve(ctx context.Context, tx pgx.Tx, id ID, o Outcome, free
 	case free:
 		state = Free
 	case o.Final:
-		s := clean(o.Text)
+		s := clean(tx.Conn(), o.Text)
 		state, text = Failed, &s
 	default:
-		s := validUTF8(o.JSON)
+		s := validUTF8(tx.Conn(), o.JSON)
 		outcome = &s
 	}
 	tag, err := tx.Exec(ctx, j.sql.resolve, id.Consumer, id.Key, newToken(), state, outcome, text)
