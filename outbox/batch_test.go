@@ -136,6 +136,32 @@ func TestMissingResultsAreFailures(t *testing.T) {
 	}
 }
 
+// An error that panics is that of its message, and of no other.
+func TestAnErrorOfABatchThatPanics(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	b := &batchBroker{broker: newBroker()}
+	b.refuse = func(_ string, msg *message.Message) error {
+		if string(msg.Payload) == "bad" {
+			var none *nilError
+			return none
+		}
+		return nil
+	}
+	publish(t, pool, append(numbered(100, 10), newMessage("bad", "bad"))...)
+	startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 2})
+	total := 100
+	eventually(t, "it is parked", func() bool {
+		publish(t, pool, newMessage("good", "good"))
+		total++
+		return len(parked(t, pool)) == 1
+	})
+	b.wait(t, total)
+	eventually(t, "all others are gone", func() bool { return len(contents(t, pool, outbox.Config{})) == 1 })
+	require.Len(t, b.all(), total)
+	require.Contains(t, parked(t, pool)[0].LastError, "panicked")
+}
+
 func TestARowThatCannotBeReadIsLeftOutOfItsBatch(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

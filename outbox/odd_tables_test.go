@@ -56,8 +56,19 @@ func TestATableThatIsReplaced(t *testing.T) {
 // What a relay may not write down, it would send again and again.
 func TestARelayWithoutRightsSendsNothing(t *testing.T) {
 	t.Parallel()
-	for right, config := range map[string]outbox.RelayConfig{"update": {}, "delete": {}, "insert": {}, "delete, insert": {KeepSent: true}} {
-		t.Run(right, func(t *testing.T) {
+	const columns = "attempts, last_error, next_attempt_at"
+	for name, test := range map[string]struct {
+		config   outbox.RelayConfig
+		has, and string
+	}{
+		"no update":             {outbox.RelayConfig{}, "select, delete", "update"},
+		"no delete":             {outbox.RelayConfig{}, "select, update", "delete"},
+		"one column":            {outbox.RelayConfig{}, "select, delete, update (" + columns + ")", "update (parked_at)"},
+		"one column, KeepSent":  {outbox.RelayConfig{KeepSent: true}, "select, update (" + columns + ", parked_at)", "update (sent_at)"},
+		"all":                   {outbox.RelayConfig{}, "select, update, delete", ""},
+		"all columns, KeepSent": {outbox.RelayConfig{KeepSent: true}, "select, update (" + columns + ", parked_at, sent_at)", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t)
 			role := "clerk_" + strings.ReplaceAll(watermill.NewUUID(), "-", "")
@@ -65,9 +76,9 @@ func TestARelayWithoutRightsSendsNothing(t *testing.T) {
 				_, err := pool.Exec(context.Background(), strings.ReplaceAll(query, "clerk", role))
 				require.NoError(t, err)
 			}
-			exec(`create role clerk; grant all on watermill_outbox to clerk; grant select on watermill_outbox_offset_seq to clerk`)
+			exec(`create role clerk; grant select on watermill_outbox_offset_seq to clerk`)
 			t.Cleanup(func() { exec(`drop owned by clerk; drop role clerk`) })
-			exec(`revoke ` + right + ` on watermill_outbox from clerk`)
+			exec(`grant ` + test.has + ` on watermill_outbox to clerk`)
 			clerk, err := pgxpool.ParseConfig(pool.Config().ConnString())
 			require.NoError(t, err)
 			clerk.ConnConfig.RuntimeParams["role"] = role
@@ -77,15 +88,15 @@ func TestARelayWithoutRightsSendsNothing(t *testing.T) {
 
 			b, log := newBroker(), watermill.NewCaptureLogger()
 			publish(t, pool, numbered(20, 4)...)
-			relay, err := outbox.NewRelay(theirs, b, config, log)
+			relay, err := outbox.NewRelay(theirs, b, test.config, log)
 			require.NoError(t, err)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- relay.Run(ctx) }()
-			if needed := !strings.Contains(right, "insert"); needed {
+			if test.and != "" {
 				eventually(t, "the log says why", func() bool { return logged(log, "nothing is sent: grant") })
 				require.Empty(t, b.all())
-				exec(`grant ` + right + ` on watermill_outbox to clerk`)
+				exec(`grant ` + test.and + ` on watermill_outbox to clerk`)
 			}
 			b.wait(t, 20)
 			eventually(t, "all is noted", func() bool { return unsent(t, pool) == 0 })
@@ -112,7 +123,8 @@ func unsent(t testing.TB, pool *pgxpool.Pool) (n int) {
 	return n
 }
 
-// A trigger refuses what the relay has to say of a message: the relay does not rush, and goes on when it may.
+// A trigger refuses what the relay has to say of a message: the relay does not rush, and goes on when it may. After that a single error
+// costs it no long wait.
 func TestARelayBacksOffWhereItMayNotWrite(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -127,16 +139,67 @@ func TestARelayBacksOffWhereItMayNotWrite(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- relay.Run(ctx) }()
 	eventually(t, "the waits grow", func() bool {
-		return slices.ContainsFunc(log.Captured()[watermill.ErrorLogLevel], func(entry watermill.CapturedMessage) bool {
-			wait, ok := entry.Fields["wait"].(time.Duration)
-			return ok && wait > time.Second
-		})
+		waits := loggedWaits(log)
+		return len(waits) > 0 && slices.Max(waits) > time.Second
 	})
-	_, err = pool.Exec(t.Context(), `drop trigger deny on watermill_outbox`)
+	_, err = pool.Exec(t.Context(), `alter table watermill_outbox disable trigger deny`)
 	require.NoError(t, err)
 	drained(t, pool)
+	for range 3 {
+		before := len(loggedWaits(log))
+		_, err = pool.Exec(t.Context(), `alter table watermill_outbox enable trigger deny`)
+		require.NoError(t, err)
+		publish(t, pool, newMessage("key", "again"))
+		eventually(t, "it is refused", func() bool { return len(loggedWaits(log)) > before })
+		_, err = pool.Exec(t.Context(), `alter table watermill_outbox disable trigger deny`)
+		require.NoError(t, err)
+		drained(t, pool)
+		require.LessOrEqual(t, loggedWaits(log)[before], 100*time.Millisecond)
+		publish(t, pool, newMessage("key", "good"))
+		drained(t, pool)
+	}
 	cancel()
 	require.NoError(t, <-done)
+}
+
+// loggedWaits are those of the relay before it tries again.
+func loggedWaits(log *watermill.CaptureLoggerAdapter) (waits []time.Duration) {
+	for _, entry := range log.Captured()[watermill.ErrorLogLevel] {
+		if wait, ok := entry.Fields["wait"].(time.Duration); ok {
+			waits = append(waits, wait)
+		}
+	}
+	return waits
+}
+
+// The default is moved away from the sequence that the column owns: what that says of the offsets is nothing.
+func TestOffsetsFromElsewhere(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]string{
+		"a sequence in a text": `alter table watermill_outbox alter "offset" set default nextval('offsets'::text)`,
+		"another sequence":     `alter table watermill_outbox alter "offset" set default nextval('offsets')`,
+		"a function": `create function next_offset() returns bigint language sql as $$ select nextval('offsets') $$;
+			alter table watermill_outbox alter "offset" set default next_offset()`,
+		"an identity": `alter table watermill_outbox alter "offset" drop default; drop sequence watermill_outbox_offset_seq;
+			alter table watermill_outbox alter "offset" add generated by default as identity`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			b := newBroker()
+			startRelay(t, pool, b, outbox.RelayConfig{})
+			publish(t, pool, numbered(100, 3)...)
+			b.wait(t, 100)
+			drained(t, pool)
+			_, err := pool.Exec(t.Context(), `create sequence offsets; `+change)
+			require.NoError(t, err)
+			for i := range 20 {
+				publish(t, pool, newMessage("key", fmt.Sprint(i)))
+			}
+			b.wait(t, 120)
+			drained(t, pool)
+		})
+	}
 }
 
 // The sequence's faults are found though the column does not own it.

@@ -185,8 +185,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	d := newDelivery(ctx, work, r, bell.rung)
 	failures := backoff{first: firstBackoff}
 	for ctx.Err() == nil {
+		began := time.Now()
 		entered, err := r.serve(ctx, work, d)
-		if entered && !refused(err) {
+		if entered && (!refused(err) || d.hasWritten() || time.Since(began) > longestBackoff) {
 			failures.reset()
 		}
 		switch {

@@ -185,13 +185,18 @@ func publish(broker message.Publisher, topic string, msg *message.Message) (err 
 	return usable(broker.Publish(topic, msg))
 }
 
-// usable calls what will be called of an error, where a panic is still the broker's: that of a nil pointer in an error.
-func usable(err error) error {
-	if err != nil {
-		_ = err.Error()
-		_ = permanent(err)
+// usable gives an error whose methods do not panic, as those of a nil pointer do.
+func usable(fault error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("broker's error panicked: %v", p)
+		}
+	}()
+	if fault != nil {
+		_ = fault.Error()
+		_ = permanent(fault)
 	}
-	return err
+	return fault
 }
 
 var errBehind = errors.New("is behind a message of its key that failed")
@@ -227,7 +232,7 @@ func (d *delivery) publishBatch(rows []*pending) []error {
 		case err != nil:
 			faults[i] = err
 		default:
-			faults[i] = results[n]
+			faults[i] = usable(results[n])
 		}
 	}
 	return faults
@@ -243,9 +248,6 @@ func publishBatch(ctx context.Context, broker BatchPublisher, batch []Outgoing) 
 	if len(results) != len(batch) {
 		// Nobody knows which messages were taken: all are sent again.
 		return nil, fmt.Errorf("broker's PublishBatch gave %d results for %d messages", len(results), len(batch))
-	}
-	for _, result := range results {
-		_ = usable(result)
 	}
 	return results, nil
 }

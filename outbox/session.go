@@ -22,10 +22,12 @@ type session struct {
 	conn  *pgx.Conn
 	pid   uint32
 	table string
-	oid   uint32 // of the table
-	ascii bool   // the database's encoding lacks letters
-	locks shardLocks
-	sql   relaySQL
+	ascii bool // the database's encoding lacks letters
+
+	oid      uint32 // of the table
+	sequence uint32 // of its offsets; 0: none is known
+	locks    shardLocks
+	sql      relaySQL
 
 	passUntil time.Time // rows that are locked are passed over
 }
@@ -56,9 +58,8 @@ func (s *session) prepare(ctx context.Context, pool *pgxpool.Pool, config RelayC
 	var (
 		sequence *string
 		idFirst  bool
-		utf8     bool
 	)
-	err := s.conn.QueryRow(ctx, lookUp, s.table).Scan(&s.oid, &sequence, &idFirst, &utf8)
+	err := s.conn.QueryRow(ctx, lookUp, s.table).Scan(&s.oid, &s.sequence, &sequence, &idFirst)
 	var missing *pgconn.PgError
 	switch {
 	case errors.As(err, &missing) && missing.Code == "42P01":
@@ -66,7 +67,8 @@ func (s *session) prepare(ctx context.Context, pool *pgxpool.Pool, config RelayC
 	case err != nil:
 		return fmt.Errorf("outbox: relay: look up table: %w", err)
 	}
-	s.ascii = !utf8
+	encoding := s.conn.PgConn().ParameterStatus("server_encoding")
+	s.ascii = encoding != "UTF8" && encoding != ""
 	if sequence != nil {
 		if !idFirst {
 			return fmt.Errorf("%w: in %s the column transaction_id stands behind \"offset\", so that a row draws its offset before its "+
@@ -84,47 +86,66 @@ func (s *session) prepare(ctx context.Context, pool *pgxpool.Pool, config RelayC
 	return nil
 }
 
-// lookUp finds the sequence behind the offset's default, whether the column owns it or not.
-const lookUp = `select t.oid::bigint, (
-    select format('%I.%I', n.nspname, s.relname)
-    from pg_class as s
-    join pg_namespace as n on n.oid = s.relnamespace
-    where s.oid = coalesce((
-        select d.refobjid
-        from pg_attrdef as def
-        join pg_attribute as a on a.attrelid = def.adrelid and a.attnum = def.adnum
-        join pg_depend as d on d.classid = 'pg_attrdef'::regclass and d.objid = def.oid and d.refclassid = 'pg_class'::regclass
-        join pg_class as c on c.oid = d.refobjid and c.relkind = 'S'
-        where def.adrelid = t.oid
-          and a.attname = 'offset'
-        limit 1
-    ), pg_get_serial_sequence($1, 'offset')::regclass)
-), coalesce((
+// lookUp finds the sequence that the offset's default depends on, or that of an identity. Where the default names one in a text, or is a
+// function, none is known.
+const lookUp = `select t.oid::bigint, coalesce(s.oid::bigint, 0),
+    case when s.oid is not null then format('%I.%I', n.nspname, s.relname) end, coalesce((
     select min(attnum) filter (where attname = 'transaction_id') < min(attnum) filter (where attname = 'offset')
     from pg_attribute
     where attrelid = t.oid
-), false), current_setting('server_encoding') = 'UTF8'
-from (select $1::text::regclass) as t (oid)`
+), false)
+from (select $1::text::regclass) as t (oid)
+left join pg_class as s on s.oid = ` + sequenceOf + `
+left join pg_namespace as n on n.oid = s.relnamespace`
+
+const sequenceOf = `(
+    select d.objid
+    from pg_attribute as a
+    join pg_depend as d on d.classid = 'pg_class'::regclass and d.refclassid = 'pg_class'::regclass
+        and d.refobjid = a.attrelid and d.refobjsubid = a.attnum and d.deptype = 'i'
+    where a.attrelid = t.oid and a.attname = 'offset' and a.attidentity <> ''
+    union all
+    select d.refobjid
+    from pg_attribute as a
+    join pg_attrdef as def on def.adrelid = a.attrelid and def.adnum = a.attnum
+    join pg_depend as d on d.classid = 'pg_attrdef'::regclass and d.objid = def.oid and d.refclassid = 'pg_class'::regclass
+    join pg_class as c on c.oid = d.refobjid and c.relkind = 'S'
+    where a.attrelid = t.oid and a.attname = 'offset'
+    limit 1
+)`
+
+// requireSameSequence ends the session where the offsets come from elsewhere now.
+func (s *session) requireSameSequence(ctx context.Context) error {
+	var sequence uint32
+	err := s.conn.QueryRow(ctx, "select coalesce("+sequenceOf+"::bigint, 0) from (select $1::bigint::oid) as t (oid)", int64(s.oid)).Scan(&sequence)
+	switch {
+	case err != nil:
+		return fmt.Errorf("outbox: relay: look up sequence: %w", err)
+	case sequence != s.sequence:
+		return fmt.Errorf("outbox: relay: %w", errReplaced)
+	}
+	return nil
+}
 
 // requireRights looks whether the relay will be able to write down what becomes of a message. If not it must send none: it
 // would send it again and again.
 func (s *session) requireRights(ctx context.Context, config RelayConfig) error {
-	rights := []string{"select", "update", "delete"}
+	written := []string{"attempts", "last_error", "next_attempt_at", "parked_at"}
 	if config.KeepSent {
-		rights = rights[:2]
+		written = append(written, "sent_at")
 	}
-	for _, right := range rights {
-		look := "select has_any_column_privilege($1::bigint::oid, $2)"
-		if right == "delete" {
-			look = "select has_table_privilege($1::bigint::oid, $2)"
-		}
-		var has bool
-		if err := s.conn.QueryRow(ctx, look, int64(s.oid), right).Scan(&has); err != nil {
-			return fmt.Errorf("outbox: relay: look up rights: %w", err)
-		}
-		if !has {
-			return fmt.Errorf("outbox: relay: nothing is sent: grant %s on %s to the relay's role", strings.Join(rights, ", "), s.table)
-		}
+	var may bool
+	err := s.conn.QueryRow(ctx, `select has_table_privilege($1::bigint::oid, 'select')
+    and ($2 or has_table_privilege($1::bigint::oid, 'delete'))
+    and (select bool_and(has_column_privilege($1::bigint::oid, name, 'update')) from unnest($3::text[]) as name)`,
+		int64(s.oid), config.KeepSent, written).Scan(&may)
+	switch {
+	case err != nil:
+		return fmt.Errorf("outbox: relay: look up rights: %w", err)
+	case !may && config.KeepSent:
+		return fmt.Errorf("outbox: relay: nothing is sent: grant select, update on %s to the relay's role", s.table)
+	case !may:
+		return fmt.Errorf("outbox: relay: nothing is sent: grant select, update, delete on %s to the relay's role", s.table)
 	}
 	return nil
 }
@@ -368,6 +389,9 @@ func (s *session) balance(ctx context.Context, holding int, leave []int) (taken 
 	}
 	if !slices.Contains(r.members, s.pid) {
 		return nil, 0, ErrPooled // the lock was taken by another backend
+	}
+	if err := s.requireSameSequence(ctx); err != nil {
+		return nil, 0, err
 	}
 	quota := r.quota(s.pid, s.locks.count)
 	var wanted []int64

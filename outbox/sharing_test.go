@@ -206,6 +206,7 @@ func TestNotificationsCoalesce(t *testing.T) {
 			t.Error(err)
 		}
 	}()
+	began := time.Now()
 	for waiting := true; waiting; {
 		p.Wake()
 		select {
@@ -214,7 +215,6 @@ func TestNotificationsCoalesce(t *testing.T) {
 		default:
 		}
 	}
-	began := time.Now()
 	for range 10_000 {
 		p.Wake()
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -343,8 +342,9 @@ func (s *session) queueFetch(b *pgx.Batch, t *trip) {
 	})
 }
 
-// errReplaced ends the session where another table has the name of the outbox. Its offsets are others, and so are its locks.
-var errReplaced = errors.New("the table is another one now")
+// errReplaced ends the session where another table has the name of the outbox, or another sequence gives the offsets: what is known
+// of the old ones does not hold, and neither do the locks.
+var errReplaced = errors.New("the table, or its sequence, is another one now")
 
 // snapshotInto also looks whether the session still is one, and the table the one that it began with: those that the trip has
 // read stay what they are until it ends.
@@ -405,7 +405,8 @@ func (s *session) noteArgs(notes []note) []any {
 		offsets[i], uuids[i] = n.row.offset, n.row.uuid
 		attempts[i], faults[i], waits[i], parked[i] = int32(n.attempts), n.fault, n.wait.Microseconds(), n.parked
 		if s.ascii {
-			faults[i] = strings.Trim(strconv.QuoteToASCII(n.fault), `"`)
+			quoted := strconv.QuoteToASCII(n.fault)
+			faults[i] = quoted[1 : len(quoted)-1]
 		}
 	}
 	return []any{offsets, uuids, attempts, faults, waits, parked}
