@@ -71,21 +71,8 @@ func TestARelayWithoutRightsSendsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t)
-			role := "clerk_" + strings.ReplaceAll(watermill.NewUUID(), "-", "")
-			exec := func(query string) {
-				_, err := pool.Exec(context.Background(), strings.ReplaceAll(query, "clerk", role))
-				require.NoError(t, err)
-			}
-			exec(`create role clerk; grant select on watermill_outbox_offset_seq to clerk`)
-			t.Cleanup(func() { exec(`drop owned by clerk; drop role clerk`) })
+			theirs, exec := clerk(t, pool)
 			exec(`grant ` + test.has + ` on watermill_outbox to clerk`)
-			clerk, err := pgxpool.ParseConfig(pool.Config().ConnString())
-			require.NoError(t, err)
-			clerk.ConnConfig.RuntimeParams["role"] = role
-			theirs, err := pgxpool.NewWithConfig(t.Context(), clerk)
-			require.NoError(t, err)
-			t.Cleanup(theirs.Close)
-
 			b, log := newBroker(), watermill.NewCaptureLogger()
 			publish(t, pool, numbered(20, 4)...)
 			relay, err := outbox.NewRelay(theirs, b, test.config, log)
@@ -107,10 +94,70 @@ func TestARelayWithoutRightsSendsNothing(t *testing.T) {
 	}
 }
 
-// logged tells whether an error was logged whose text or fields hold a text.
+// Row security fails no statement: it hides rows. The relay works with what it sees, and says so.
+func TestRowSecurityIsLogged(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		security string
+		sent     int
+		says     bool
+	}{
+		"no policy":         {`alter table watermill_outbox enable row level security`, 0, true},
+		"all rows":          {`alter table watermill_outbox enable row level security; create policy p on watermill_outbox using (true)`, 20, true},
+		"a role above that": {`alter table watermill_outbox enable row level security; alter role clerk bypassrls`, 20, false},
+		"none":              {``, 20, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			theirs, exec := clerk(t, pool)
+			exec(`grant select, update, delete on watermill_outbox to clerk; ` + test.security)
+			b, log := newBroker(), watermill.NewCaptureLogger()
+			publish(t, pool, numbered(20, 4)...)
+			relay, err := outbox.NewRelay(theirs, b, outbox.RelayConfig{}, log)
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- relay.Run(ctx) }()
+			if test.sent > 0 {
+				b.wait(t, test.sent)
+				eventually(t, "all is noted", func() bool { return unsent(t, pool) == 0 })
+			} else {
+				eventually(t, "the log says why", func() bool { return logged(log, "Row security") })
+				require.Equal(t, 20, unsent(t, pool))
+			}
+			cancel()
+			require.NoError(t, <-done)
+			require.Len(t, b.all(), test.sent)
+			require.Equal(t, test.says, logged(log, "Row security"))
+		})
+	}
+}
+
+// clerk gives a pool of a role of its own, and how to run statements about it as the owner.
+func clerk(t *testing.T, pool *pgxpool.Pool) (theirs *pgxpool.Pool, exec func(string)) {
+	t.Helper()
+	role := "clerk_" + strings.ReplaceAll(watermill.NewUUID(), "-", "")
+	exec = func(query string) {
+		t.Helper()
+		_, err := pool.Exec(context.Background(), strings.ReplaceAll(query, "clerk", role))
+		require.NoError(t, err)
+	}
+	exec(`create role clerk; grant select on watermill_outbox_offset_seq to clerk`)
+	t.Cleanup(func() { exec(`drop owned by clerk; drop role clerk`) })
+	config, err := pgxpool.ParseConfig(pool.Config().ConnString())
+	require.NoError(t, err)
+	config.ConnConfig.RuntimeParams["role"] = role
+	theirs, err = pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(theirs.Close)
+	return theirs, exec
+}
+
+// logged tells whether an error was logged whose words or fields hold a text.
 func logged(log *watermill.CaptureLoggerAdapter, text string) bool {
 	for _, entry := range log.Captured()[watermill.ErrorLogLevel] {
-		if strings.Contains(fmt.Sprint(entry.Err, entry.Fields), text) {
+		if strings.Contains(fmt.Sprint(entry.Msg, entry.Err, entry.Fields), text) {
 			return true
 		}
 	}

@@ -23,6 +23,7 @@ type session struct {
 	pid   uint32
 	table string
 	ascii bool // the database's encoding lacks letters
+	veils bool // row security holds for the relay's role
 
 	oid      uint32 // of the table
 	sequence uint32 // of its offsets; 0: none is known
@@ -137,8 +138,9 @@ func (s *session) requireRights(ctx context.Context, config RelayConfig) error {
 	var may bool
 	err := s.conn.QueryRow(ctx, `select has_table_privilege($1::bigint::oid, 'select')
     and ($2 or has_table_privilege($1::bigint::oid, 'delete'))
-    and (select bool_and(has_column_privilege($1::bigint::oid, name, 'update')) from unnest($3::text[]) as name)`,
-		int64(s.oid), config.KeepSent, written).Scan(&may)
+    and (select bool_and(has_column_privilege($1::bigint::oid, name, 'update')) from unnest($3::text[]) as name),
+    row_security_active($1::bigint::oid)`,
+		int64(s.oid), config.KeepSent, written).Scan(&may, &s.veils)
 	switch {
 	case err != nil:
 		return fmt.Errorf("outbox: relay: look up rights: %w", err)
