@@ -232,15 +232,20 @@ func integrity(err error) bool {
 }
 
 // refusesRow tells whether PostgreSQL may refuse a message and take others: by its values, a trigger, or a policy. A column that wants a
-// value, a missing partition and a sequence at its end refuse all.
+// value, a missing partition, and a sequence at its end or behind the table refuse all.
 func refusesRow(err error) bool {
 	var answer *pgconn.PgError
 	if !errors.As(err, &answer) {
 		return false
 	}
+	if answer.Routine == "exec_stmt_raise" { // by a trigger, under whatever code it likes
+		return true
+	}
 	switch answer.Code {
 	case "23502", "2200H":
 		return false
+	case "23505":
+		return !strings.HasSuffix(answer.ConstraintName, "_pkey") // no message chooses its offset
 	case "23514":
 		return answer.ConstraintName != ""
 	case "42501":

@@ -225,11 +225,16 @@ func TestLeasedWhereItsOutboxIsParticular(t *testing.T) {
 		calls   int
 		poisons bool
 	}{
-		"a trigger that knows topics":     {fmt.Sprintf(trigger, `if new.topic <> 'receipts' then raise 'no such topic'; end if`), 1, false},
-		"a constraint that knows topics":  {`alter table watermill_outbox add check (topic = 'receipts')`, 1, false},
+		"a trigger that knows topics":      {fmt.Sprintf(trigger, `if new.topic <> 'receipts' then raise 'no such topic'; end if`), 1, false},
+		"a constraint that knows topics":   {`alter table watermill_outbox add check (topic = 'receipts')`, 1, false},
+		"a trigger with a code of its own": {fmt.Sprintf(trigger, `if new.topic <> 'receipts' then raise 'no such topic' using errcode = '55000'; end if`), 1, false},
+		"a trigger that knows rights": {
+			fmt.Sprintf(trigger, `if new.topic <> 'receipts' then raise 'no such topic' using errcode = 'insufficient_privilege'; end if`), 1, false,
+		},
 		"a trigger that refuses this one": {fmt.Sprintf(trigger, `if new.topic = 'receipts' then raise 'not this'; end if`), 1, true},
 		"a trigger that divides by zero":  {fmt.Sprintf(trigger, `if new.topic = 'receipts' then perform 1 / 0; end if`), 1, true},
 		"a column that wants a value":     {`alter table watermill_outbox add tenant text not null`, 0, false},
+		"a sequence behind the table":     {`insert into watermill_outbox ("offset", uuid, topic, key) select i, i, 't', i from generate_series(1, 9) as i`, 0, false},
 		"a sequence at its end":           {`alter sequence watermill_outbox_offset_seq maxvalue 2; select setval('watermill_outbox_offset_seq', 2)`, 0, false},
 		"a partitioned table without a place": {`drop table watermill_outbox; create table watermill_outbox (transaction_id xid8, "offset" bigserial,
 			uuid text, topic text, key text, payload bytea, metadata json) partition by list (topic)`, 0, false},
