@@ -151,7 +151,7 @@ func (s *Sink) Publish(topic string, messages ...*message.Message) error {
 }
 
 // Close ends the Sink when it has the answer to what it has sent; what has not been sent yet gets ErrClosed. It takes no
-// longer than Sarama.Net's timeouts.
+// longer than Sarama.Net's timeouts, for each address that is being tried.
 func (s *Sink) Close() error {
 	s.mu.Lock()
 	first := !s.closed

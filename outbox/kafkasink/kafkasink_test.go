@@ -119,6 +119,33 @@ func TestFlaws(t *testing.T) {
 }
 
 // One record among a thousand spoils the batch: it is found, in few requests, and is the only one refused.
+// A Partitioner is the user's code, and runs in the Sink's goroutine.
+func TestAPanicOfThePartitionerIsTheMessagesError(t *testing.T) {
+	t.Parallel()
+	kafka := newFakeKafka(map[string]int{"a": 1})
+	config := Config{Sarama: PublisherConfig()}
+	config.Sarama.Producer.Partitioner = func(topic string) sarama.Partitioner {
+		return tenants{sarama.NewHashPartitioner(topic)}
+	}
+	config.setDefaults()
+	sink := newSink(kafka, config)
+	defer sink.Close()
+	errs := sink.PublishBatch(t.Context(), []outbox.Outgoing{out("a", "one", "1"), out("a", "none", "2"), out("a", "two", "3")})
+	require.NoError(t, errs[0])
+	require.ErrorContains(t, errs[1], "no tenant")
+	require.NoError(t, errs[2])
+	require.Len(t, kafka.log, 2)
+}
+
+type tenants struct{ sarama.Partitioner }
+
+func (p tenants) Partition(m *sarama.ProducerMessage, n int32) (int32, error) {
+	if key, _ := m.Key.Encode(); string(key) == "none" {
+		panic("no tenant")
+	}
+	return p.Partitioner.Partition(m, n)
+}
+
 func TestOneRecordSpoilsABatch(t *testing.T) {
 	t.Parallel()
 	kafka := newFakeKafka(map[string]int{"a": 1})

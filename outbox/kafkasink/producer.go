@@ -74,7 +74,7 @@ func (p *producer) lookUp(items []*item) {
 	var missing []string
 	for _, it := range items {
 		if it.fault == nil && p.topics[it.topic] == nil {
-			p.topics[it.topic] = &topic{partitioner: p.config.Producer.Partitioner(it.topic)}
+			p.topics[it.topic] = &topic{construct: p.config.Producer.Partitioner}
 			missing = append(missing, it.topic)
 		}
 	}
