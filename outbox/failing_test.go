@@ -447,6 +447,53 @@ func TestARowThatCannotBeReadIsParked(t *testing.T) {
 	require.Equal(t, "u2", b.wait(t, 6)[5].UUID)
 }
 
+// A person clears by hand what parking has set. The message is tried again, and no other waits for it.
+func TestParkedMessagesThatAreClearedByHand(t *testing.T) {
+	t.Parallel()
+	for name, update := range map[string]string{
+		"parked_at alone": `update watermill_outbox set parked_at = null where parked_at is not null`,
+		"before all time": `update watermill_outbox set parked_at = null, next_attempt_at = '-infinity' where parked_at is not null`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, b := newPool(t), newBroker()
+			var well atomic.Bool
+			b.refuse = func(_ string, msg *message.Message) error {
+				if string(msg.Payload) == "bad" && !well.Load() {
+					return permanentError{}
+				}
+				return nil
+			}
+			publish(t, pool, newMessage("key", "bad"))
+			startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 1})
+			eventually(t, "it is parked", func() bool { return len(parked(t, pool)) == 1 })
+			well.Store(true)
+			_, err := pool.Exec(t.Context(), update)
+			require.NoError(t, err)
+			b.wait(t, 1)
+			publish(t, pool, newMessage("other", "1"))
+			b.wait(t, 2)
+			drained(t, pool)
+		})
+	}
+}
+
+func TestParkedMessagesAreListedAsTheyWerePublished(t *testing.T) {
+	t.Parallel()
+	pool, b := newPool(t), newBroker()
+	b.refuse = func(string, *message.Message) error { return permanentError{} }
+	msg := newMessage("key", "bad")
+	for key, value := range map[string]string{"path": `C:\new`, "quoted": "\"\n\x01", "escaped": `\u0041 \x41`, "letters": "žluť"} {
+		msg.Metadata.Set(key, value)
+	}
+	publish(t, pool, msg)
+	startRelay(t, pool, b, outbox.RelayConfig{MaxAttempts: 1})
+	eventually(t, "it is parked", func() bool { return len(parked(t, pool)) == 1 })
+	listed, err := parked(t, pool)[0].Message()
+	require.NoError(t, err)
+	require.Equal(t, msg.Metadata, listed.Metadata)
+}
+
 func TestListParkedIsPaged(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

@@ -65,6 +65,7 @@ func TestARelayWithoutRightsSendsNothing(t *testing.T) {
 		"no delete":             {outbox.RelayConfig{}, "select, update", "delete"},
 		"one column":            {outbox.RelayConfig{}, "select, delete, update (" + columns + ")", "update (parked_at)"},
 		"one column, KeepSent":  {outbox.RelayConfig{KeepSent: true}, "select, update (" + columns + ", parked_at)", "update (sent_at)"},
+		"one column to read":    {outbox.RelayConfig{}, "delete, update, select (\"offset\", uuid, topic, key, payload, " + columns + ", parked_at, sent_at)", "select (metadata)"},
 		"all":                   {outbox.RelayConfig{}, "select, update, delete", ""},
 		"all columns, KeepSent": {outbox.RelayConfig{KeepSent: true}, "select, update (" + columns + ", parked_at, sent_at)", ""},
 	} {
@@ -92,6 +93,28 @@ func TestARelayWithoutRightsSendsNothing(t *testing.T) {
 			require.Len(t, b.all(), 20)
 		})
 	}
+}
+
+// A hoster makes a database read-only whose disk is nearly full.
+func TestNothingIsSentFromADatabaseThatIsReadOnly(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	publish(t, pool, numbered(20, 4)...)
+	config := pool.Config()
+	config.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+	theirs, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(theirs.Close)
+	b, log := newBroker(), watermill.NewCaptureLogger()
+	relay, err := outbox.NewRelay(theirs, b, outbox.RelayConfig{}, log)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- relay.Run(ctx) }()
+	eventually(t, "the log says why", func() bool { return logged(log, "read-only") })
+	cancel()
+	require.NoError(t, <-done)
+	require.Empty(t, b.all())
 }
 
 // Row security fails no statement: it hides rows. The relay works with what it sees, and says so.

@@ -44,7 +44,7 @@ func (c Config) ListParked(ctx context.Context, db DB, after int64, limit int) (
 	if limit < 1 {
 		return nil, errors.New("outbox: list parked: the limit is not positive")
 	}
-	rows, err := db.Query(ctx, `select "offset", topic, key, uuid, payload, metadata::text::bytea, attempts, coalesce(last_error, ''), created_at, parked_at
+	rows, err := db.Query(ctx, `select "offset", topic, key, uuid, payload, metadata, attempts, coalesce(last_error, ''), created_at, parked_at
 from `+c.Table()+`
 where next_attempt_at is not null
   and parked_at is not null

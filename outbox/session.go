@@ -135,15 +135,19 @@ func (s *session) requireRights(ctx context.Context, config RelayConfig) error {
 	if config.KeepSent {
 		written = append(written, "sent_at")
 	}
-	var may bool
-	err := s.conn.QueryRow(ctx, `select has_table_privilege($1::bigint::oid, 'select')
+	read := append([]string{"offset", "topic", "key", "uuid", "payload", "metadata", "sent_at"}, written[:4]...)
+	var may, readOnly bool
+	err := s.conn.QueryRow(ctx, `select (select bool_and(has_column_privilege($1::bigint::oid, name, 'select')) from unnest($4::text[]) as name)
     and ($2 or has_table_privilege($1::bigint::oid, 'delete'))
     and (select bool_and(has_column_privilege($1::bigint::oid, name, 'update')) from unnest($3::text[]) as name),
+    current_setting('transaction_read_only')::boolean,
     row_security_active($1::bigint::oid)`,
-		int64(s.oid), config.KeepSent, written).Scan(&may, &s.veils)
+		int64(s.oid), config.KeepSent, written, read).Scan(&may, &readOnly, &s.veils)
 	switch {
 	case err != nil:
 		return fmt.Errorf("outbox: relay: look up rights: %w", err)
+	case readOnly:
+		return errors.New("outbox: relay: nothing is sent: the database is read-only")
 	case !may && config.KeepSent:
 		return fmt.Errorf("outbox: relay: nothing is sent: grant select, update on %s to the relay's role", s.table)
 	case !may:

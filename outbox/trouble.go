@@ -130,10 +130,10 @@ func (h *troubleHeap) Pop() any {
 }
 
 // troublesSQL reads them from the partial index that is made for it. The time left is PostgreSQL's to tell: clocks
-// differ.
+// differ. A row that is infinite and not parked was parked, and a person has cleared that by hand: it is due.
 func troublesSQL(table string, shards int) string {
 	return `select "offset", key, uuid, shard, attempts, parked,
-    case when parked then 0 else extract(epoch from next_attempt_at - clock_timestamp())::float8 end
+    case when parked or not isfinite(next_attempt_at) then 0 else extract(epoch from next_attempt_at - clock_timestamp())::float8 end
 from (
     select "offset", key, uuid, attempts, next_attempt_at, parked_at is not null as parked, ` + shardOf(shards) + ` as shard
     from ` + table + `
