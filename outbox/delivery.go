@@ -44,7 +44,6 @@ type delivery struct {
 	inARow   int       // failures since it last took one
 	unparked int       // messages that had trouble and are tried again
 	retried  bool      // what was given to the broker last had had trouble
-	written  bool      // in this session, something was
 	clogged  time.Time // since when memory is full of what cannot be sent
 
 	limit       int  // of a page
@@ -100,19 +99,11 @@ func (d *delivery) begin() {
 	d.shards = make(map[int]bool)
 	d.lease = lease{}
 	now := time.Now()
-	d.written = false
-	d.limit, d.mean, d.more, d.asked, d.pause = min(firstPage, d.pageSize()), 0, false, true, firstPause
+	d.limit, d.more, d.asked, d.pause = min(firstPage, d.pageSize()), false, true, firstPause
 	d.nextPoll, d.nextBalance, d.nextReload = now, now, now
 }
 
 func every(int) bool { return true }
-
-// hasWritten tells whether PostgreSQL has taken what this session had to say.
-func (d *delivery) hasWritten() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.written
-}
 
 // end stops the workers from sending more: without a session there are no locks.
 func (d *delivery) end() {
@@ -389,6 +380,9 @@ func (d *delivery) finish(e *errand, now time.Time) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if e.err != nil {
+		if e.trip != nil && outOfTime(e.err) {
+			d.suspectSize(e.trip)
+		}
 		return e.err
 	}
 	if e.trip == nil {
@@ -397,7 +391,6 @@ func (d *delivery) finish(e *errand, now time.Time) error {
 	}
 	t := e.trip
 	d.lease = lease{t.began}
-	d.written = d.written || len(t.sent) > 0 || len(t.notes) > 0
 	d.settling = nil
 	d.finishPassed(t, now)
 	for _, row := range t.sent {

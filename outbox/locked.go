@@ -45,18 +45,23 @@ where row."offset" = any ($1::bigint[])
   and given."offset" not in (select "offset" from free)`
 }
 
-// do makes the trip. Where a lock is in its way, all of it is rolled back, and it is made once more.
+// do makes the trip. Where a lock is in its way, all of it is rolled back, and it is made once more; likewise where PostgreSQL
+// refuses something.
 func (s *session) do(ctx context.Context, t *trip) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	t.began = time.Now()
 	pass := t.pass || t.began.Before(s.passUntil)
 	err := s.send(ctx, t, pass)
-	var refused *pgconn.PgError
-	if !pass && errors.As(err, &refused) && refused.Code == "55P03" {
+	var locked *pgconn.PgError
+	if !pass && errors.As(err, &locked) && locked.Code == "55P03" {
 		s.passUntil = time.Now().Add(passingTime)
 		t.page = page{}
 		err = s.send(ctx, t, true)
+	}
+	if refused(err) && len(t.sent)+len(t.notes) > 0 {
+		t.page = page{}
+		err = s.sendApart(ctx, t)
 	}
 	return err
 }
@@ -157,11 +162,18 @@ func (d *delivery) finishPassed(t *trip, now time.Time) {
 	case !d.passed.any():
 		d.passed.backoff.reset()
 	case t.pass || d.passed.backoff.delay == 0:
-		if d.passed.backoff.delay == 0 {
-			d.relay.logger.Info("Outbox rows are locked by another transaction, trying again", watermill.LogFields{
-				"sent": len(d.passed.rows), "failed": len(d.passed.notes),
-			})
+		fields := watermill.LogFields{"sent": len(d.passed.rows), "failed": len(d.passed.notes)}
+		first, wait := d.passed.backoff.delay == 0, d.passed.backoff.next()
+		switch {
+		case t.refusal != nil:
+			fields["wait"] = wait
+			d.relay.logger.Error("PostgreSQL refuses what becomes of outbox rows, trying again", t.refusal, fields)
+		case first:
+			d.relay.logger.Info("Outbox rows are locked by another transaction, trying again", fields)
+			fallthrough
+		default:
+			wait = min(wait, longestPass)
 		}
-		d.passed.until = now.Add(min(d.passed.backoff.next(), longestPass))
+		d.passed.until = now.Add(wait)
 	}
 }

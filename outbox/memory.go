@@ -1,5 +1,12 @@
 package outbox
 
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
 // Memory is bounded by the number of messages and by the bytes of their payloads. What the broker has comes on top:
 // Concurrency messages, or a batch.
 const (
@@ -23,11 +30,14 @@ func fit(bytes, mean int) int { return max(1, bytes/max(1, mean)) }
 
 // retryFit is how many messages that are to be tried again have room.
 func (d *delivery) retryFit() int {
-	room := d.retryRoom()
-	if room <= 0 {
+	room, mean := d.retryRoom(), max(d.mean, d.retryMean)
+	switch {
+	case room <= 0:
 		return 0
+	case mean == 0:
+		return firstPage
 	}
-	return fit(room, max(d.mean, d.retryMean))
+	return fit(room, mean)
 }
 
 func (d *delivery) retryRoom() int {
@@ -49,6 +59,23 @@ func (d *delivery) learnSize(t *trip) {
 	case t.full():
 		d.limit = min(2*d.limit, d.pageSize())
 	}
+}
+
+// suspectSize is for a trip that has run out of time: on a slow line its rows may have been too large. What it asked for is taken
+// to be four times what has room, until the next one tells.
+func (d *delivery) suspectSize(t *trip) {
+	if t.fetch {
+		d.mean = pageBytes / max(1, t.limit/4)
+	}
+	if len(t.due) > 0 {
+		d.retryMean = retryBytes / max(1, len(t.due)/4)
+	}
+}
+
+// outOfTime tells whether a statement has taken too long, for the relay or for PostgreSQL's statement_timeout.
+func outOfTime(err error) bool {
+	var canceled *pgconn.PgError
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &canceled) && canceled.Code == "57014"
 }
 
 func meanSize(rows []*pending) int {

@@ -2,12 +2,14 @@ package outbox
 
 import (
 	"context"
+	"net"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/watermill-once/watermill-once/internal/pgtest"
@@ -18,6 +20,66 @@ type observed func(topic string, msg *message.Message) error
 
 func (o observed) Publish(topic string, msgs ...*message.Message) error { return o(topic, msgs[0]) }
 func (o observed) Close() error                                         { return nil }
+
+// On a slow line a page of large messages takes longer than a statement may. The relay reads fewer, down to one.
+func TestLargeMessagesOnASlowLine(t *testing.T) {
+	t.Parallel()
+	const messages, size, rate = 40, 1 << 20, 12 << 20
+	for name, update := range map[string]string{
+		"new":             "select 1",
+		"to be retried":   "update watermill_outbox set attempts = 1, next_attempt_at = now()",
+		"some of another": "update watermill_outbox set attempts = 1, next_attempt_at = now() where \"offset\" > 35",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			address := pgtest.FromTemplate(t, "outbox-memory", func(ctx context.Context, conn *pgx.Conn) error {
+				_, err := conn.Exec(ctx, Config{}.Schema())
+				return err
+			})
+			pool := pgtest.PoolOn(t, address)
+			_, err := pool.Exec(t.Context(), `insert into watermill_outbox (uuid, topic, key, payload)
+				select i, 'topic', i, repeat('x', $2)::bytea from generate_series(1, $1::int) i`, messages, size)
+			require.NoError(t, err)
+			_, err = pool.Exec(t.Context(), update)
+			require.NoError(t, err)
+			config := pool.Config()
+			config.ConnConfig.RuntimeParams["statement_timeout"] = "1s"
+			dial := config.ConnConfig.DialFunc
+			config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				conn, err := dial(ctx, network, addr)
+				return slowConn{conn, rate}, err
+			}
+			slow, err := pgxpool.NewWithConfig(t.Context(), config)
+			require.NoError(t, err)
+			t.Cleanup(slow.Close)
+
+			var got atomic.Int64
+			relay, err := NewRelay(slow, observed(func(string, *message.Message) error {
+				got.Add(1)
+				return nil
+			}), RelayConfig{}, nil)
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- relay.Run(ctx) }()
+			require.Eventually(t, func() bool { return got.Load() >= messages }, time.Minute, 10*time.Millisecond)
+			cancel()
+			require.NoError(t, <-done)
+		})
+	}
+}
+
+// slowConn gives so many bytes a second.
+type slowConn struct {
+	net.Conn
+	rate int
+}
+
+func (c slowConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p[:min(len(p), c.rate/100)])
+	time.Sleep(time.Duration(n) * time.Second / time.Duration(c.rate))
+	return n, err
+}
 
 // Of 150 messages of a megabyte, behind many small ones, what is in memory is what may wait and what the broker has.
 func TestMemoryIsBoundedByBytes(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -230,6 +231,74 @@ func TestARelayBacksOffWhereItMayNotWrite(t *testing.T) {
 	}
 	cancel()
 	require.NoError(t, <-done)
+}
+
+// PostgreSQL refuses to have one row changed: that holds up no other, ends no session, and what the broker took is not sent again.
+func TestARowThatPostgreSQLRefusesToChange(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		config        outbox.RelayConfig
+		forbid, allow string
+		fails         bool
+	}{
+		"another table refers to it": {outbox.RelayConfig{},
+			`create table audit (o bigint references watermill_outbox ("offset")); insert into audit select "offset" from watermill_outbox`,
+			`drop table audit`, false},
+		"a trigger on delete": {outbox.RelayConfig{},
+			`create trigger deny before delete on watermill_outbox for each row when (old.key = 'bad') execute function deny()`,
+			`drop trigger deny on watermill_outbox`, false},
+		"a trigger, KeepSent": {outbox.RelayConfig{KeepSent: true},
+			`create trigger deny before update on watermill_outbox for each row when (old.key = 'bad') execute function deny()`,
+			`drop trigger deny on watermill_outbox`, false},
+		"a trigger on what has failed": {outbox.RelayConfig{},
+			`create trigger deny before update on watermill_outbox for each row when (old.key = 'bad') execute function deny()`,
+			`drop trigger deny on watermill_outbox`, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			exec := func(query string) {
+				_, err := pool.Exec(t.Context(), query)
+				require.NoError(t, err)
+			}
+			exec(`create function deny() returns trigger language plpgsql as $$ begin raise 'not that one'; end $$`)
+			b, log := newBroker(), watermill.NewCaptureLogger()
+			var well atomic.Bool
+			b.refuse = func(_ string, msg *message.Message) error {
+				if test.fails && string(msg.Payload) == "bad" && !well.Load() {
+					return errors.New("refused")
+				}
+				return nil
+			}
+			publish(t, pool, newMessage("bad", "bad"))
+			exec(test.forbid)
+			relay, err := outbox.NewRelay(pool, b, test.config, log)
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- relay.Run(ctx) }()
+			for range 20 {
+				publish(t, pool, numbered(50, 10)...)
+				eventually(t, "the others are sent and noted", func() bool { return unsent(t, pool) == 1 })
+			}
+			eventually(t, "it is logged", func() bool { return logged(log, "not that one") || logged(log, "audit") })
+			well.Store(true)
+			if test.fails { // and then the message behind it
+				publish(t, pool, newMessage("bad", "next"))
+				eventually(t, "it is sent", func() bool { return len(b.all()) == 1002 })
+			}
+			exec(test.allow)
+			eventually(t, "all is noted", func() bool { return unsent(t, pool) == 0 })
+			cancel()
+			require.NoError(t, <-done)
+			require.False(t, logged(log, "cannot work"))
+			sent := 1001
+			if test.fails {
+				sent++
+			}
+			require.Len(t, b.all(), sent)
+		})
+	}
 }
 
 // loggedWaits are those of the relay before it tries again.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -187,7 +186,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		began := time.Now()
 		entered, err := r.serve(ctx, work, d)
-		if entered && (!refused(err) || d.hasWritten() || time.Since(began) > longestBackoff) {
+		if entered && (!refused(err) || time.Since(began) > longestBackoff) {
 			failures.reset()
 		}
 		switch {
@@ -203,13 +202,6 @@ func (r *Relay) Run(ctx context.Context) error {
 		sleep(ctx, delay)
 	}
 	return d.wait(work)
-}
-
-// refused tells whether PostgreSQL works and will not do what the relay asks for, which it may go on with: by a trigger, or for want
-// of a right.
-func refused(err error) bool {
-	var answer *pgconn.PgError
-	return errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR"
 }
 
 // serve is one session with PostgreSQL, from its connection to its loss. entered tells whether it could begin to work.

@@ -33,8 +33,9 @@ type trip struct {
 	pass     bool      // some of sent and notes were locked the last time
 
 	began     time.Time
-	unsettled map[int64]bool // of sent, those locked by others
+	unsettled map[int64]bool // of sent, those locked by others, and those that PostgreSQL refuses to change
 	unnoted   map[int64]bool // of notes
+	refusal   error          // why some of these are not written, if PostgreSQL refuses that
 	page      page
 	rows      []*pending
 	cut       bool       // there were more than the bytes allowed
@@ -284,11 +285,7 @@ func (s *session) send(ctx context.Context, t *trip, pass bool) error {
 		b.Queue(s.sql.note[way], s.noteArgs(t.notes)...).Query(offsetsInto(&t.unnoted))
 	}
 	if len(t.sent) > 0 {
-		offsets, uuids := make([]int64, len(t.sent)), make([]string, len(t.sent))
-		for i, row := range t.sent {
-			offsets[i], uuids[i] = row.offset, row.uuid
-		}
-		b.Queue(s.sql.settle[way], offsets, uuids).Query(offsetsInto(&t.unsettled))
+		b.Queue(s.sql.settle[way], settleArgs(t.sent)...).Query(offsetsInto(&t.unsettled))
 	}
 	if t.fetch {
 		b.Queue(s.sql.snapshots, s.table).QueryRow(s.snapshotInto(&t.page.before))
@@ -390,6 +387,14 @@ func collect(rows pgx.Rows, bytes int) (all []*pending, cut bool, err error) {
 		all = append(all, p)
 	}
 	return all, cut, rows.Err()
+}
+
+func settleArgs(rows []*pending) []any {
+	offsets, uuids := make([]int64, len(rows)), make([]string, len(rows))
+	for i, row := range rows {
+		offsets[i], uuids[i] = row.offset, row.uuid
+	}
+	return []any{offsets, uuids}
 }
 
 func (s *session) noteArgs(notes []note) []any {
