@@ -124,10 +124,19 @@ func TestCommitRefusedByATrigger(t *testing.T) {
 	})
 }
 
-// An outbox that is not there is a fault of the installation, and of no message.
-func TestMissingOutboxPoisonsNothing(t *testing.T) {
+// An outbox that takes nothing, since it is not there or its sequence is behind it, is a fault of the installation, and of no message.
+func TestAnOutboxThatTakesNothingPoisonsNothing(t *testing.T) {
+	for name, ddl := range map[string]string{
+		"missing":  `drop table watermill_outbox`,
+		"restored": `insert into watermill_outbox ("offset", uuid, topic, key) select i, i, 't', i from generate_series(1, 9) as i`,
+	} {
+		t.Run(name, func(t *testing.T) { poisonsNothing(t, ddl) })
+	}
+}
+
+func poisonsNothing(t *testing.T, ddl string) {
 	eachDB(t, func(t *testing.T, w *world) {
-		_, err := w.pool.Exec(t.Context(), `drop table watermill_outbox`)
+		_, err := w.pool.Exec(t.Context(), ddl)
 		require.NoError(t, err)
 		publisher := newPublisher(t)
 		h := w.consume(once.Config{}, func(msg *message.Message) ([]*message.Message, error) {

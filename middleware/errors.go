@@ -231,6 +231,26 @@ func integrity(err error) bool {
 	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23")
 }
 
+// offsetTaken tells whether an outbox refused a row for its offset, which no message chooses: its sequence is behind the table, as
+// after a restore of data only.
+func offsetTaken(err error) bool {
+	if sqlState(err) != "23505" {
+		return false
+	}
+	var (
+		pgErr *pgconn.PgError
+		other interface{ Get(field byte) string } // lib/pq's
+		name  string
+	)
+	switch {
+	case errors.As(err, &pgErr):
+		name = pgErr.ConstraintName
+	case errors.As(err, &other):
+		name = other.Get('n')
+	}
+	return strings.HasSuffix(name, "_pkey")
+}
+
 // refusesRow tells whether PostgreSQL may refuse a message and take others: by its values, a trigger, or a policy. A column that wants a
 // value, a missing partition, and a sequence at its end or behind the table refuse all.
 func refusesRow(err error) bool {
@@ -245,7 +265,7 @@ func refusesRow(err error) bool {
 	case "23502", "2200H":
 		return false
 	case "23505":
-		return !strings.HasSuffix(answer.ConstraintName, "_pkey") // no message chooses its offset
+		return !offsetTaken(err)
 	case "23514":
 		return answer.ConstraintName != ""
 	case "42501":

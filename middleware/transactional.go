@@ -345,7 +345,7 @@ func (t *transactional) commit(ctx context.Context, s session, queued []attempt.
 	if err != nil {
 		err = fmt.Errorf("middleware: commit: %w", err)
 		s.rollback(ctx)
-		if len(queued) <= done && done < len(queued)+len(inserts) && !integrity(err) {
+		if len(queued) <= done && done < len(queued)+len(inserts) && (!integrity(err) || offsetTaken(err)) {
 			err = blameless(err) // an outbox that cannot take any row is no fault of this message
 		}
 		return blame(ctx, s, err)
