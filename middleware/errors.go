@@ -202,17 +202,26 @@ func mismatch(err error) bool {
 	if sqlState(err) != notNullViolation {
 		return false
 	}
+	v, told := violated(err)
+	return !told || v.column == "event_id"
+}
+
+// violation is what an error says that it is about.
+type violation struct{ column, constraint string }
+
+// violated finds it in the errors of drivers that tell.
+func violated(err error) (v violation, told bool) {
 	var (
 		pgErr *pgconn.PgError
 		other interface{ Get(field byte) string } // lib/pq's
 	)
 	switch {
 	case errors.As(err, &pgErr):
-		return pgErr.ColumnName == "event_id"
+		return violation{pgErr.ColumnName, pgErr.ConstraintName}, true
 	case errors.As(err, &other):
-		return other.Get('c') == "event_id"
+		return violation{other.Get('c'), other.Get('n')}, true
 	default:
-		return true
+		return v, false
 	}
 }
 
@@ -234,21 +243,8 @@ func integrity(err error) bool {
 // offsetTaken tells whether an outbox refused a row for its offset, which no message chooses: its sequence is behind the table, as
 // after a restore of data only.
 func offsetTaken(err error) bool {
-	if sqlState(err) != "23505" {
-		return false
-	}
-	var (
-		pgErr *pgconn.PgError
-		other interface{ Get(field byte) string } // lib/pq's
-		name  string
-	)
-	switch {
-	case errors.As(err, &pgErr):
-		name = pgErr.ConstraintName
-	case errors.As(err, &other):
-		name = other.Get('n')
-	}
-	return strings.HasSuffix(name, "_pkey")
+	v, _ := violated(err)
+	return sqlState(err) == "23505" && strings.HasSuffix(v.constraint, "_pkey")
 }
 
 // refusesRow tells whether PostgreSQL may refuse a message and take others: by its values, a trigger, or a policy. A column that wants a

@@ -56,26 +56,31 @@ func (s *session) do(ctx context.Context, t *trip) error {
 	var locked *pgconn.PgError
 	if !pass && errors.As(err, &locked) && locked.Code == "55P03" {
 		s.passUntil = time.Now().Add(passingTime)
-		t.page = page{}
 		err = s.send(ctx, t, true)
 	}
 	if refused(err) && len(t.sent)+len(t.notes) > 0 {
-		t.page = page{}
 		err = s.sendApart(ctx, t)
 	}
 	return err
 }
 
-// offsetsInto takes in the rows that were passed over. Where none may be, the statement gives none.
-func offsetsInto(offsets *map[int64]bool) func(pgx.Rows) error {
-	return func(rows pgx.Rows) error {
-		all, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-		*offsets = make(map[int64]bool, len(all))
-		for _, offset := range all {
-			(*offsets)[offset] = true
-		}
-		return err
+// passedOver are offsets of rows.
+type passedOver map[int64]bool
+
+func (p *passedOver) add(offset int64) {
+	if *p == nil {
+		*p = make(passedOver)
 	}
+	(*p)[offset] = true
+}
+
+// take takes in what a statement has passed over. Where it may not, it gives none.
+func (p *passedOver) take(rows pgx.Rows) error {
+	all, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	for _, offset := range all {
+		p.add(offset)
+	}
+	return err
 }
 
 // passed is what is to be tried again.

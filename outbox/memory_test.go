@@ -21,6 +21,15 @@ type observed func(topic string, msg *message.Message) error
 func (o observed) Publish(topic string, msgs ...*message.Message) error { return o(topic, msgs[0]) }
 func (o observed) Close() error                                         { return nil }
 
+// newOutbox gives a database with the default outbox.
+func newOutbox(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	return pgtest.PoolOn(t, pgtest.FromTemplate(t, "outbox-memory", func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, Config{}.Schema())
+		return err
+	}))
+}
+
 // On a slow line a page of large messages takes longer than a statement may. The relay reads fewer, down to one.
 func TestLargeMessagesOnASlowLine(t *testing.T) {
 	t.Parallel()
@@ -32,11 +41,7 @@ func TestLargeMessagesOnASlowLine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			address := pgtest.FromTemplate(t, "outbox-memory", func(ctx context.Context, conn *pgx.Conn) error {
-				_, err := conn.Exec(ctx, Config{}.Schema())
-				return err
-			})
-			pool := pgtest.PoolOn(t, address)
+			pool := newOutbox(t)
 			_, err := pool.Exec(t.Context(), `insert into watermill_outbox (uuid, topic, key, payload)
 				select i, 'topic', i, repeat('x', $2)::bytea from generate_series(1, $1::int) i`, messages, size)
 			require.NoError(t, err)
@@ -88,11 +93,7 @@ func TestMemoryIsBoundedByBytes(t *testing.T) {
 	for name, keys := range map[string]int{"of many keys": large, "of a few": 3} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			address := pgtest.FromTemplate(t, "outbox-memory", func(ctx context.Context, conn *pgx.Conn) error {
-				_, err := conn.Exec(ctx, Config{}.Schema())
-				return err
-			})
-			pool := pgtest.PoolOn(t, address)
+			pool := newOutbox(t)
 			_, err := pool.Exec(t.Context(), `insert into watermill_outbox (uuid, topic, key, payload)
 				select i, 'topic', i % $4::int, repeat('x', case when i < $1::int then 1 else $3::int end)::bytea from generate_series(0, $1::int + $2::int - 1) i`,
 				small, large, size, keys)

@@ -77,11 +77,7 @@ func TestARelayWithoutRightsSendsNothing(t *testing.T) {
 			exec(`grant ` + test.has + ` on watermill_outbox to clerk`)
 			b, log := newBroker(), watermill.NewCaptureLogger()
 			publish(t, pool, numbered(20, 4)...)
-			relay, err := outbox.NewRelay(theirs, b, test.config, log)
-			require.NoError(t, err)
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- relay.Run(ctx) }()
+			stop := startRelayThatLogs(t, theirs, b, test.config, log)
 			if test.and != "" {
 				eventually(t, "the log says why", func() bool { return logged(log, "nothing is sent: grant") })
 				require.Empty(t, b.all())
@@ -89,8 +85,7 @@ func TestARelayWithoutRightsSendsNothing(t *testing.T) {
 			}
 			b.wait(t, 20)
 			eventually(t, "all is noted", func() bool { return unsent(t, pool) == 0 })
-			cancel()
-			require.NoError(t, <-done)
+			stop()
 			require.Len(t, b.all(), 20)
 		})
 	}
@@ -107,14 +102,9 @@ func TestNothingIsSentFromADatabaseThatIsReadOnly(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(theirs.Close)
 	b, log := newBroker(), watermill.NewCaptureLogger()
-	relay, err := outbox.NewRelay(theirs, b, outbox.RelayConfig{}, log)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- relay.Run(ctx) }()
+	stop := startRelayThatLogs(t, theirs, b, outbox.RelayConfig{}, log)
 	eventually(t, "the log says why", func() bool { return logged(log, "read-only") })
-	cancel()
-	require.NoError(t, <-done)
+	stop()
 	require.Empty(t, b.all())
 }
 
@@ -138,11 +128,7 @@ func TestRowSecurityIsLogged(t *testing.T) {
 			exec(`grant select, update, delete on watermill_outbox to clerk; ` + test.security)
 			b, log := newBroker(), watermill.NewCaptureLogger()
 			publish(t, pool, numbered(20, 4)...)
-			relay, err := outbox.NewRelay(theirs, b, outbox.RelayConfig{}, log)
-			require.NoError(t, err)
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- relay.Run(ctx) }()
+			stop := startRelayThatLogs(t, theirs, b, outbox.RelayConfig{}, log)
 			if test.sent > 0 {
 				b.wait(t, test.sent)
 				eventually(t, "all is noted", func() bool { return unsent(t, pool) == 0 })
@@ -150,8 +136,7 @@ func TestRowSecurityIsLogged(t *testing.T) {
 				eventually(t, "the log says why", func() bool { return logged(log, "Row security") })
 				require.Equal(t, 20, unsent(t, pool))
 			}
-			cancel()
-			require.NoError(t, <-done)
+			stop()
 			require.Len(t, b.all(), test.sent)
 			require.Equal(t, test.says, logged(log, "Row security"))
 		})
@@ -204,11 +189,7 @@ func TestARelayBacksOffWhereItMayNotWrite(t *testing.T) {
 	require.NoError(t, err)
 	b, log := newBroker(), watermill.NewCaptureLogger()
 	publish(t, pool, newMessage("key", "0"))
-	relay, err := outbox.NewRelay(pool, b, outbox.RelayConfig{}, log)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- relay.Run(ctx) }()
+	stop := startRelayThatLogs(t, pool, b, outbox.RelayConfig{}, log)
 	eventually(t, "the waits grow", func() bool {
 		waits := loggedWaits(log)
 		return len(waits) > 0 && slices.Max(waits) > time.Second
@@ -229,8 +210,7 @@ func TestARelayBacksOffWhereItMayNotWrite(t *testing.T) {
 		publish(t, pool, newMessage("key", "good"))
 		drained(t, pool)
 	}
-	cancel()
-	require.NoError(t, <-done)
+	stop()
 }
 
 // PostgreSQL refuses to have one row changed: that holds up no other, ends no session, and what the broker took is not sent again.
@@ -272,11 +252,7 @@ func TestARowThatPostgreSQLRefusesToChange(t *testing.T) {
 			}
 			publish(t, pool, newMessage("bad", "bad"))
 			exec(test.forbid)
-			relay, err := outbox.NewRelay(pool, b, test.config, log)
-			require.NoError(t, err)
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- relay.Run(ctx) }()
+			stop := startRelayThatLogs(t, pool, b, test.config, log)
 			for range 20 {
 				publish(t, pool, numbered(50, 10)...)
 				eventually(t, "the others are sent and noted", func() bool { return unsent(t, pool) == 1 })
@@ -289,8 +265,7 @@ func TestARowThatPostgreSQLRefusesToChange(t *testing.T) {
 			}
 			exec(test.allow)
 			eventually(t, "all is noted", func() bool { return unsent(t, pool) == 0 })
-			cancel()
-			require.NoError(t, <-done)
+			stop()
 			require.False(t, logged(log, "cannot work"))
 			sent := 1001
 			if test.fails {

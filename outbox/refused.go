@@ -1,13 +1,13 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -27,48 +27,42 @@ const apartTime = time.Second
 // sendApart writes what a trip has to tell in transactions of their own, as far as PostgreSQL takes it, and makes the trip
 // without. If it was not that which was refused, the trip fails again.
 func (s *session) sendApart(ctx context.Context, t *trip) error {
-	sent, notes := t.sent, t.notes
-	lockedSent, lockedNotes := make(map[int64]bool), make(map[int64]bool)
+	t.unsettled, t.unnoted = nil, nil
 	until := time.Now().Add(apartTime)
-	unsettled, refusal, err := apart(shuffled(sent), until, func(some []*pending) error {
-		return s.write(ctx, s.sql.settle[1], settleArgs(some), lockedSent)
+	unsettled, refusal, err := apart(shuffled(t.sent), until, func(some []*pending) error {
+		return s.write(ctx, s.sql.settle[1], settleArgs(some), &t.unsettled)
 	})
 	if err != nil {
 		return err
 	}
-	unnoted, other, err := apart(shuffled(notes), until, func(some []note) error {
-		return s.write(ctx, s.sql.note[1], s.noteArgs(some), lockedNotes)
+	unnoted, other, err := apart(shuffled(t.notes), until, func(some []note) error {
+		return s.write(ctx, s.sql.note[1], s.noteArgs(some), &t.unnoted)
 	})
 	if err != nil {
 		return err
 	}
-	if refusal == nil {
-		refusal = other
-	}
-	t.sent, t.notes = nil, nil
-	err = s.send(ctx, t, true)
-	t.sent, t.notes, t.refusal = sent, notes, refusal
-	t.unsettled, t.unnoted = lockedSent, lockedNotes
 	for _, row := range unsettled {
-		t.unsettled[row.offset] = true
+		t.unsettled.add(row.offset)
 	}
 	for _, n := range unnoted {
-		t.unnoted[n.row.offset] = true
+		t.unnoted.add(n.row.offset)
 	}
+	t.refusal = cmp.Or(refusal, other)
+
+	sent, notes := t.sent, t.notes
+	t.sent, t.notes = nil, nil
+	err = s.send(ctx, t, true)
+	t.sent, t.notes = sent, notes
 	return err
 }
 
 // write makes one statement of a trip, over the rows that are locked.
-func (s *session) write(ctx context.Context, sql string, args []any, locked map[int64]bool) error {
+func (s *session) write(ctx context.Context, sql string, args []any, locked *passedOver) error {
 	rows, err := s.conn.Query(ctx, sql, args...)
 	if err != nil {
 		return err
 	}
-	passed, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	for _, offset := range passed {
-		locked[offset] = true
-	}
-	return err
+	return locked.take(rows)
 }
 
 // apart writes rows in ever smaller parts until it is known which of them are refused, or time is up. It gives those that are
@@ -94,10 +88,7 @@ func apart[T any](rows []T, until time.Time, write func([]T) error) (left []T, r
 		return nil, nil, err
 	}
 	rest, other, err := apart(rows[half:], until, write)
-	if refusal == nil {
-		refusal = other
-	}
-	return slices.Concat(left, rest), refusal, err
+	return slices.Concat(left, rest), cmp.Or(refusal, other), err
 }
 
 // shuffled has each of many refused rows be among the first some time.

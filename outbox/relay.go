@@ -211,7 +211,7 @@ func (r *Relay) serve(ctx, work context.Context, d *delivery) (entered bool, err
 		return false, err
 	}
 	defer s.close(work)
-	if s.veils {
+	if s.rowSecurity {
 		// A policy that lets all rows through does no harm, and nobody can tell from here.
 		r.logger.Error("Row security holds for the relay's role: messages that its policies hide are not sent, those that they keep from "+
 			"being updated or deleted are sent again; give the role bypassrls", nil, watermill.LogFields{"table": s.table})

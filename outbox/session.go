@@ -19,11 +19,11 @@ const statementTimeout = time.Minute
 // session is the relay's own connection. Its locks are the session's: while its statements succeed they are held, and
 // when it is lost they are free for other relays.
 type session struct {
-	conn  *pgx.Conn
-	pid   uint32
-	table string
-	ascii bool // the database's encoding lacks letters
-	veils bool // row security holds for the relay's role
+	conn        *pgx.Conn
+	pid         uint32
+	table       string
+	ascii       bool // the database's encoding lacks letters
+	rowSecurity bool // holds for the relay's role
 
 	oid      uint32 // of the table
 	sequence uint32 // of its offsets; 0: none is known
@@ -129,20 +129,20 @@ func (s *session) requireSameSequence(ctx context.Context) error {
 }
 
 // requireRights looks whether the relay will be able to write down what becomes of a message. If not it must send none: it
-// would send it again and again.
+// would send it again and again. Whether row security lets it, only its policies know.
 func (s *session) requireRights(ctx context.Context, config RelayConfig) error {
 	written := []string{"attempts", "last_error", "next_attempt_at", "parked_at"}
+	read := slices.Concat([]string{"offset", "topic", "key", "uuid", "payload", "metadata", "sent_at"}, written)
 	if config.KeepSent {
 		written = append(written, "sent_at")
 	}
-	read := append([]string{"offset", "topic", "key", "uuid", "payload", "metadata", "sent_at"}, written[:4]...)
 	var may, readOnly bool
-	err := s.conn.QueryRow(ctx, `select (select bool_and(has_column_privilege($1::bigint::oid, name, 'select')) from unnest($4::text[]) as name)
-    and ($2 or has_table_privilege($1::bigint::oid, 'delete'))
-    and (select bool_and(has_column_privilege($1::bigint::oid, name, 'update')) from unnest($3::text[]) as name),
+	err := s.conn.QueryRow(ctx, `select ($2 or has_table_privilege($1::bigint::oid, 'delete'))
+    and (select bool_and(has_column_privilege($1::bigint::oid, name, 'select')) from unnest($3::text[]) as name)
+    and (select bool_and(has_column_privilege($1::bigint::oid, name, 'update')) from unnest($4::text[]) as name),
     current_setting('transaction_read_only')::boolean,
     row_security_active($1::bigint::oid)`,
-		int64(s.oid), config.KeepSent, written, read).Scan(&may, &readOnly, &s.veils)
+		int64(s.oid), config.KeepSent, read, written).Scan(&may, &readOnly, &s.rowSecurity)
 	switch {
 	case err != nil:
 		return fmt.Errorf("outbox: relay: look up rights: %w", err)

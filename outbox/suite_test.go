@@ -188,10 +188,18 @@ func (b *broker) wait(t testing.TB, count int) []sent {
 // startRelay runs a relay until stop is called or the test ends, and requires that it ends well.
 func startRelay(t testing.TB, pool *pgxpool.Pool, b message.Publisher, config outbox.RelayConfig) (stop func()) {
 	t.Helper()
+	return startRelayThatLogs(t, pool, b, config, watermill.NopLogger{})
+}
+
+// startRelayThatLogs is that, with a logger.
+func startRelayThatLogs(
+	t testing.TB, pool *pgxpool.Pool, b message.Publisher, config outbox.RelayConfig, log watermill.LoggerAdapter,
+) (stop func()) {
+	t.Helper()
 	if config.PollInterval == 0 {
 		config.PollInterval = 10 * time.Millisecond
 	}
-	relay, err := outbox.NewRelay(pool, b, config, watermill.NopLogger{})
+	relay, err := outbox.NewRelay(pool, b, config, log)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -33,9 +33,9 @@ type trip struct {
 	pass     bool      // some of sent and notes were locked the last time
 
 	began     time.Time
-	unsettled map[int64]bool // of sent, those locked by others, and those that PostgreSQL refuses to change
-	unnoted   map[int64]bool // of notes
-	refusal   error          // why some of these are not written, if PostgreSQL refuses that
+	unsettled passedOver // of sent, those locked by others, and those that PostgreSQL refuses to change
+	unnoted   passedOver // of notes
+	refusal   error      // why some of these are not written, if PostgreSQL refuses that
 	page      page
 	rows      []*pending
 	cut       bool       // there were more than the bytes allowed
@@ -260,6 +260,7 @@ order by "offset"`
 
 // send sends a trip and takes in what comes back. It waits for rows that are locked, for a moment, or passes over them.
 func (s *session) send(ctx context.Context, t *trip, pass bool) error {
+	t.page = page{}
 	var b pgx.Batch
 	if !pass && (len(t.notes) > 0 || len(t.sent) > 0) {
 		b.Queue("select set_config('lock_timeout', $1, true)", lockPatience)
@@ -282,10 +283,10 @@ func (s *session) send(ctx context.Context, t *trip, pass bool) error {
 		way = 1
 	}
 	if len(t.notes) > 0 {
-		b.Queue(s.sql.note[way], s.noteArgs(t.notes)...).Query(offsetsInto(&t.unnoted))
+		b.Queue(s.sql.note[way], s.noteArgs(t.notes)...).Query(t.unnoted.take)
 	}
 	if len(t.sent) > 0 {
-		b.Queue(s.sql.settle[way], settleArgs(t.sent)...).Query(offsetsInto(&t.unsettled))
+		b.Queue(s.sql.settle[way], settleArgs(t.sent)...).Query(t.unsettled.take)
 	}
 	if t.fetch {
 		b.Queue(s.sql.snapshots, s.table).QueryRow(s.snapshotInto(&t.page.before))

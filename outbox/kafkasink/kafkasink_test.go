@@ -118,7 +118,6 @@ func TestFlaws(t *testing.T) {
 	}
 }
 
-// One record among a thousand spoils the batch: it is found, in few requests, and is the only one refused.
 // A Partitioner is the user's code, and runs in the Sink's goroutine.
 func TestAPanicOfThePartitionerIsTheMessagesError(t *testing.T) {
 	t.Parallel()
@@ -146,6 +145,7 @@ func (p tenants) Partition(m *sarama.ProducerMessage, n int32) (int32, error) {
 	return p.Partitioner.Partition(m, n)
 }
 
+// One record among a thousand spoils the batch: it is found, in few requests, and is the only one refused.
 func TestOneRecordSpoilsABatch(t *testing.T) {
 	t.Parallel()
 	kafka := newFakeKafka(map[string]int{"a": 1})
