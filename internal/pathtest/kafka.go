@@ -49,13 +49,25 @@ func embedded(cluster *kfake.Cluster) *Kafka { return &Kafka{cluster, cluster.Li
 // Server is a Kafka that is running.
 func Server(brokers []string) *Kafka { return &Kafka{brokers: brokers} }
 
-// Create makes topics.
+// Create makes topics, and waits until they can be written to: a server answers that they are made before their leaders know of
+// it, and then that there are none.
 func (k *Kafka) Create(t testing.TB, partitions int32, settings map[string]*string, topics ...string) {
 	t.Helper()
 	k.admin(t, func(ctx context.Context, admin *kadm.Client) {
 		created, err := admin.CreateTopics(ctx, partitions, 1, settings, topics...)
 		require.NoError(t, err)
 		require.NoError(t, created.Error())
+		for {
+			ends, err := admin.ListEndOffsets(ctx, topics...) // the leaders answer
+			if err == nil && ends.Error() == nil {
+				return
+			}
+			select {
+			case <-ctx.Done():
+				require.Fail(t, "the topics have no leaders", "%v: %v %v", topics, err, ends.Error())
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
 	})
 }
 
@@ -216,7 +228,10 @@ func (k *Kafka) WaitConsumed(t testing.TB, group, topic string) {
 
 func (k *Kafka) admin(t testing.TB, use func(ctx context.Context, admin *kadm.Client)) {
 	t.Helper()
-	client, err := kgo.NewClient(kgo.SeedBrokers(k.Brokers()...))
+	client, err := kgo.NewClient(
+		kgo.SeedBrokers(k.Brokers()...),
+		kgo.MetadataMinAge(10*time.Millisecond), // by default it believes for 5 s what it was told of a topic
+	)
 	require.NoError(t, err)
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), Longest)

@@ -328,10 +328,7 @@ func sinkWithoutATopic(t *testing.T, kafka *Kafka, topic string) {
 		require.ErrorIs(t, errs[1], sarama.ErrUnknownTopicOrPartition)
 		require.ErrorIs(t, errs[2], kafkasink.ErrHeldBack)
 	}
-	admin, err := sarama.NewClusterAdmin(kafka.Brokers(), kafkasink.PublisherConfig())
-	require.NoError(t, err)
-	defer func() { require.NoError(t, admin.Close()) }()
-	require.NoError(t, admin.CreateTopic(missing, &sarama.TopicDetail{NumPartitions: 1, ReplicationFactor: 1}, false))
+	kafka.Create(t, 1, nil, missing)
 	require.NoError(t, errors.Join(send()...))
 	require.Equal(t, 1, kafka.Len(t, missing))
 }
